@@ -12,19 +12,7 @@ import zerotrial
 from zerotrial.engine.stage3 import internals
 
 ENGINE = Path(internals.__file__).parents[1]
-OURS = {"_gather_by", "_member", "_owner", "_remove_hooks", "_within"}
-OF_OLDER_TORCH = {
-    "_comm_ctx",
-    "_device_handle",
-    "_get_gradient_divide_factors",
-    "_init_mp_dtypes",
-    "_modules_to_run_forward",
-    "_partial_reduce_output",
-    "_sharding_spec",
-    "_state_ctx",
-    "_to_sharded",
-}
-"""Used only where ``fully_shard`` lacks a method of torch 2.13."""
+OURS = {"_gather_by", "_member", "_owner", "_remove_hooks"}
 OF_MODULES = {
     "torch.distributed._composable_state": {"_module_state_mapping"},
     "torch.distributed._composable.contract": {"STATE_KEY", "REGISTRY_KEY"},
@@ -139,7 +127,7 @@ def test_table_of_names_is_complete() -> None:
     pinned |= OF_BINDINGS | OF_AUTOGRAD | {name for names in OF_MODULES.values() for name in names}
     used = private_names(Path(internals.__file__))
     used = {name for name in used if not name.startswith("__")}
-    assert used - OURS - OF_OLDER_TORCH <= pinned
+    assert used - OURS <= pinned
 
 
 def test_no_other_file_uses_them() -> None:

@@ -61,7 +61,7 @@ connects ranks of a host, ``meta_init`` fills models without values, ``watchdog`
 are missing from a call, ``full_weights`` reads and writes full tensors by name, ``mpu`` makes the
 mesh of an mpu, ``activation_storage`` keeps inputs of recomputed blocks, ``training_loader``
 makes the loader of ``training_data``, ``optimizer_probe`` tries a user's optimizer, ``all_reduce``
-replaces reduce-scatters."""
+replaces reduce-scatters, ``older_torch`` adds what torch before 2.13 lacks for stage 3."""
 
 COMMUNICATION = "communication"
 """Name of the phase of all collectives."""

@@ -1,8 +1,8 @@
-"""Access to internals of ``fully_shard``; no other module touches them.
+"""Access to internals of ``fully_shard``; no other module of the engine touches them.
 
 torch guarantees none of these names. ``tests/engine/stage3/test_internals.py`` pins the names used
-here, and changes in torch are followed in this file only. With older versions of torch, importing
-this module patches ``fully_shard`` for the whole process: see ``_patch_older_torch``.
+here, and changes in torch are followed in this file only. With torch before 2.13, importing this
+module patches ``fully_shard`` for the whole process: see ``zerotrial.extensions.older_torch``.
 
 N is the number of ranks, S the elements of a parameter's shard with padding, equal on every rank.
 """
@@ -13,26 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import _composable_state
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.fsdp._fully_shard import _fsdp_api, _fsdp_collectives
+from torch.distributed.fsdp._fully_shard import _fsdp_api
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import AllGatherResult
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
-from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from zerolab.errors import EngineError
-from zerotrial.engine.comm.communicator import uses_nccl
 from zerotrial.engine.module.gradient_access import get_raw_gradient, set_raw_gradient
+from zerotrial.engine.protocols import ENGINE_PARTS
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
@@ -48,20 +44,13 @@ __all__ = [
     "as_gathered",
     "copy_as_shards",
     "enter_forward",
-    "keep_after_forward",
     "leave_forward",
     "local_part",
     "make_root",
     "outside_of_passes",
     "parameters_of",
-    "reduce_unused_parameters",
     "remove_fully_shard",
-    "reset_iteration",
     "restore_class_name",
-    "set_all_gather",
-    "set_divide_factor",
-    "set_reduce_scatter",
-    "sum_only",
 ]
 
 _MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
@@ -103,261 +92,6 @@ def make_root(module: nn.Module) -> None:
         AssertionError: If the units are incompatible; the message is that of ``fully_shard``.
     """
     _state_of(module)._lazy_init()
-
-
-def reset_iteration(root: FSDPModule) -> None:
-    """Reset all units to the idle state after a forward or backward that raised.
-
-    Waits for pending collectives and discards their gradients.
-    """
-    if hasattr(root, "reset_iter_state"):  # torch 2.13
-        root.reset_iter_state()
-        return
-    state = _state_of(cast("nn.Module", root))
-    stream = state._device_handle.current_stream()
-    shared = state._comm_ctx
-    for name in ("all_gather_state", "reduce_scatter_state"):
-        pending = getattr(shared, name)
-        if pending is not None and pending.event is not None:
-            stream.wait_event(pending.event)
-        setattr(shared, name, None)
-    shared.post_forward_order.clear()
-    for unit in state._state_ctx.all_states:
-        if hasattr(unit, "_modules_to_run_forward"):
-            unit._modules_to_run_forward.clear()
-        unit._training_state = TrainingState.IDLE
-        if unit._fsdp_param_group is not None:
-            _reset_group(unit._fsdp_param_group)
-    state._state_ctx.iter_forward_root = None
-    state._state_ctx.post_backward_final_callback_queued = False
-
-
-def _reset_group(owner: Any) -> None:
-    """Reset one unit's parameters to the idle state."""
-    owner.finalize_backward()  # waits for the all-gather and the reductions
-    owner._partial_reduce_output = None
-    owner._training_state = TrainingState.IDLE
-    owner._to_sharded()
-
-
-def reduce_unused_parameters(unit: FSDPModule, *, enable: bool) -> None:
-    """Choose whether trained parameters without a gradient are reduced as zeros.
-
-    Without it, ranks that used different parameters of a unit would reduce gradients of
-    different parameters together.
-
-    Args:
-        unit: A unit before its first forward.
-        enable: Whether unused parameters are reduced.
-    """
-    if hasattr(unit, "set_reduce_scatter_unused_params"):  # torch 2.13
-        unit.set_reduce_scatter_unused_params(enable)
-        return
-    parameters = parameters_of(unit)
-    if enable and parameters is not None:
-        parameters.before_reduction(parameters.fill_missing_gradients)
-
-
-def set_all_gather(unit: FSDPModule, gather: AllGather) -> None:
-    """Gather a unit's parameters by ``gather``."""
-    if hasattr(unit, "set_custom_all_gather"):  # torch 2.9
-        unit.set_custom_all_gather(gather)
-        return
-    _Collectives.of(unit).gather = gather
-
-
-def set_reduce_scatter(unit: FSDPModule, reduce_scatter: ReduceScatter) -> None:
-    """Reduce a unit's gradients by ``reduce_scatter``, which also scales them."""
-    if hasattr(unit, "set_custom_reduce_scatter"):  # torch 2.9
-        unit.set_custom_reduce_scatter(reduce_scatter)
-        sum_only(unit)
-        set_divide_factor(unit, 1.0)
-        return
-    _Collectives.of(unit).reduce_scatter = reduce_scatter
-
-
-def keep_after_forward(unit: FSDPModule) -> None:
-    """Keep a unit's parameters gathered from forward to backward."""
-    if hasattr(unit, "set_reshard_after_forward"):  # torch 2.8
-        unit.set_reshard_after_forward(False, recurse=False)
-        return
-    parameters = parameters_of(unit)
-    if parameters is not None:
-        parameters.post_forward_mesh = None
-
-
-def sum_only(unit: FSDPModule) -> None:
-    """Reduce by sums: only NCCL can compute a mean."""
-    if hasattr(unit, "set_force_sum_reduction_for_comms"):  # torch 2.9
-        unit.set_force_sum_reduction_for_comms(True)
-
-
-def set_divide_factor(unit: FSDPModule, factor: float) -> None:
-    """Divide the sum of the ranks' gradients by ``factor`` instead of the number of ranks."""
-    if hasattr(unit, "set_gradient_divide_factor"):  # torch 2.8
-        unit.set_gradient_divide_factor(factor)
-        return
-    _Collectives.of(unit).factor = factor
-
-
-class _Collectives:
-    """Collectives of one unit under a torch version without custom collectives.
-
-    Its ``fully_shard`` calls ``torch.distributed`` by the global name ``dist`` of a module. That
-    name is bound to a :class:`_Dispatcher`, which calls the collectives of the unit that is being
-    gathered or reduced.
-    """
-
-    current: _Collectives | None = None
-
-    def __init__(self, owner: Any) -> None:
-        self.gather: AllGather | None = None
-        self.reduce_scatter: ReduceScatter | None = None
-        self.factor: float | None = None
-        for name in ("unshard", "post_backward"):
-            setattr(owner, name, self._within(getattr(owner, name)))
-
-    @staticmethod
-    def of(unit: FSDPModule) -> _Collectives:
-        """Return a unit's collectives, created by the first call."""
-        owner = _state_of(cast("nn.Module", unit))._fsdp_param_group
-        if owner is None:  # no parameters, no collectives
-            return _Collectives(SimpleNamespace(unshard=None, post_backward=None))
-        if not hasattr(owner, "zerolab_collectives"):
-            owner.zerolab_collectives = _Collectives(owner)
-        return cast("_Collectives", owner.zerolab_collectives)
-
-    def _within(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            before, _Collectives.current = _Collectives.current, self
-            try:
-                return call(*args, **kwargs)
-            finally:
-                _Collectives.current = before
-
-        return wrapped
-
-    @property
-    def sums(self) -> bool:
-        """Whether gradients are summed and then scaled by our own factor."""
-        return self.reduce_scatter is not None or self.factor is not None
-
-
-class _Dispatcher:
-    """``torch.distributed``, with the collectives of :class:`_Collectives` and a mean for gloo."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(dist, name)
-
-    @staticmethod
-    def all_gather_into_tensor(
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,  # noqa: FBT001, FBT002 - torch's interface
-    ) -> Any:
-        """Gather by the unit's collective, else by the group's backend."""
-        current = _Collectives.current
-        if current is not None and current.gather is not None:
-            return current.gather(output_tensor, input_tensor, group, async_op)
-        return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
-
-    @staticmethod
-    def reduce_scatter_tensor(output: Tensor, input: Tensor, group: Any, op: Any) -> None:  # noqa: A002 - torch's interface
-        """Reduce by the unit's collective, else by the group's backend."""
-        current, size = _Collectives.current, dist.get_world_size(group)
-        factor = None if current is None else current.factor
-        if current is not None and current.reduce_scatter is not None:
-            buffer = current.reduce_scatter.allocate(
-                (input.numel(),), dtype=input.dtype, device=input.device
-            )
-            buffer.copy_(input)
-            current.reduce_scatter(output, buffer, group, op)
-        elif size == 1:
-            output.copy_(input).div_(factor or 1.0)
-        elif factor is not None or (op == dist.ReduceOp.AVG and not uses_nccl(group, input.device)):
-            dist.reduce_scatter_tensor(output, input, dist.ReduceOp.SUM, group)
-            output.div_(factor or size)
-        else:
-            dist.reduce_scatter_tensor(output, input, op, group)
-
-    @staticmethod
-    def all_reduce(tensor: Tensor, group: Any, op: Any) -> None:
-        """Reduce over replicas."""
-        current = _Collectives.current
-        if current is not None and current.sums:
-            dist.all_reduce(tensor, dist.ReduceOp.SUM, group)
-        elif op == dist.ReduceOp.AVG and not uses_nccl(group, tensor.device):
-            dist.all_reduce(tensor, dist.ReduceOp.SUM, group)
-            tensor.div_(dist.get_world_size(group))
-        else:
-            dist.all_reduce(tensor, op, group)
-
-
-def _skip_division(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Skip the division of gradients that a unit's collective already divides."""
-
-    def factors(*args: Any, **kwargs: Any) -> Any:
-        current = _Collectives.current
-        return (None, None) if current is not None and current.sums else original(*args, **kwargs)
-
-    return factors
-
-
-def _keep_moved_shard(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep a shard where :meth:`ShardedParameter.move_shard` put it, as newer versions do."""
-
-    def reset_sharded_param(member: Any) -> None:
-        module_info, shard = member._module_info, member._sharded_param_data
-        sharded = member.sharded_param
-        memory = shard.untyped_storage().data_ptr()
-        if (
-            getattr(module_info.module, module_info.param_name) is sharded
-            and memory > 0
-            and memory == sharded._local_tensor.untyped_storage().data_ptr()
-            and (shard.is_pinned() or not member.pin_memory)
-        ):
-            member._sharding_spec = sharded._spec
-            return
-        original(member)
-
-    return reset_sharded_param
-
-
-def _ignore_frozen_dtypes(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Require one type of a unit's trained parameters only, as newer versions do."""
-
-    def init_dtypes(owner: Any) -> None:
-        members = owner.fsdp_params
-        for member in members:
-            member.init_dtype_attrs(owner.mp_policy)
-        owner.fsdp_params = [m for m in members if m.sharded_param.requires_grad] or members[:1]
-        try:
-            original(owner)
-        finally:
-            owner.fsdp_params = members
-
-    return init_dtypes
-
-
-def _patch_older_torch() -> None:
-    """Add what stage 3 needs to an older ``fully_shard``."""
-    collectives: Any = _fsdp_collectives
-    parameter: Any = FSDPParam
-    group: Any = FSDPParamGroup
-    if not hasattr(FSDPModule, "set_custom_reduce_scatter"):  # before torch 2.9
-        collectives.dist = _Dispatcher()
-        collectives._get_gradient_divide_factors = _skip_division(
-            collectives._get_gradient_divide_factors
-        )
-    # Local variable names identify an implementation more reliably than a version number.
-    if "same_local_tensor" not in parameter.reset_sharded_param.__code__.co_varnames:
-        parameter.reset_sharded_param = _keep_moved_shard(parameter.reset_sharded_param)
-    if "trainable_params" not in group._init_mp_dtypes.__code__.co_varnames:
-        group._init_mp_dtypes = _ignore_frozen_dtypes(group._init_mp_dtypes)
-
-
-_patch_older_torch()
 
 
 def outside_of_passes(unit: FSDPModule) -> bool:
@@ -517,18 +251,6 @@ class UnitParameters:
         """Whether backward has computed gradients that are not reduced yet."""
         wholes = (getattr(member, "_unsharded_param", None) for member in self._owner.fsdp_params)
         return any(w is not None and get_raw_gradient(w) is not None for w in wholes)
-
-    def fill_missing_gradients(self) -> None:
-        """Set missing gradients of gathered parameters to zeros."""
-        for member in self._owner.fsdp_params if self._owner.reduce_grads else ():
-            gathered = getattr(member, "_unsharded_param", None)
-            if (
-                gathered is not None
-                and gathered.requires_grad
-                and get_raw_gradient(gathered) is None
-                and member.unsharded_accumulated_grad is None
-            ):
-                set_raw_gradient(gathered, torch.zeros_like(gathered))
 
     def reduce_remaining(self) -> None:
         """Reduce gradients computed after backward passed the unit. **Collective** if any."""
@@ -791,3 +513,7 @@ def _pop_gradient(member: Any) -> Tensor | None:
 
 def _do_nothing() -> None:
     return
+
+
+if not hasattr(FSDPModule, "reset_iter_state"):  # before torch 2.13
+    ENGINE_PARTS["older_torch"]()

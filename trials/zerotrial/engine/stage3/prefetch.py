@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from zerolab.config.engine.zero import LIVE_LIMIT
-from zerotrial.engine.stage3.internals import UnitParameters, keep_after_forward, parameters_of
+from zerotrial.engine.stage3.internals import UnitParameters, parameters_of
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -39,7 +39,7 @@ def configure_prefetch(module: nn.Module, units: Sequence[Unit], zero: ZeroConfi
     """
     order = in_forward_order(module, units)
     for unit in kept_to_backward(order, zero):
-        keep_after_forward(_sharded(unit))
+        _sharded(unit).set_reshard_after_forward(False, recurse=False)
     if zero.stage3_prefetch_bucket_size is not None:
         _set_prefetch(order, zero.stage3_prefetch_bucket_size)
     module.register_forward_hook(_FreeAfterInference(order))

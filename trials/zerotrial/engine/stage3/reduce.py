@@ -37,8 +37,6 @@ from zerotrial.engine.stage3.internals import (
     UnitParameters,
     copy_as_shards,
     parameters_of,
-    set_all_gather,
-    set_reduce_scatter,
 )
 
 if TYPE_CHECKING:
@@ -387,12 +385,14 @@ def install_collectives(
         if shared is not None:
             published.append(shared)
         elif comm.size > 1:
-            set_all_gather(unit, GroupAllGather(comm, observer))
+            unit.set_custom_all_gather(GroupAllGather(comm, observer))
     for unit, parameters in owners if comm.size > 1 else ():
-        # The collective applies the factor, once.
-        set_reduce_scatter(
-            unit, SharedReduceScatter(reductions, parameters.members, factor, observer)
+        unit.set_custom_reduce_scatter(
+            SharedReduceScatter(reductions, parameters.members, factor, observer)
         )
+        # The collective applies the factor, once.
+        unit.set_force_sum_reduction_for_comms(True)
+        unit.set_gradient_divide_factor(1.0)
     unit_gradients: list[UnitGradients] = []
     # A single rank reduces nothing, so that the type of the reduction does not matter.
     if comm.size == 1 or (not apart and all(_reduces_in_stored_type(p, dtype) for _, p in owners)):

@@ -35,8 +35,6 @@ from zerotrial.engine.protocols import ENGINE_PARTS
 from zerotrial.engine.stage3.internals import (
     make_root,
     parameters_of,
-    reduce_unused_parameters,
-    reset_iteration,
     restore_class_name,
 )
 from zerotrial.engine.stage3.prefetch import configure_prefetch
@@ -179,8 +177,8 @@ def _shard_unit(
     sharded = cast("FSDPModule", unit.module)
     restore_class_name(unit.module)
     # Parameters used on some ranks only must be reduced on all, or gradients would mix.
-    reduce_unused_parameters(
-        sharded, enable=inputs.config.zero_optimization.ignore_unused_parameters
+    sharded.set_reduce_scatter_unused_params(
+        inputs.config.zero_optimization.ignore_unused_parameters
     )
 
 
@@ -265,7 +263,7 @@ def initialize_root(module: nn.Module) -> None:
 
 def reset_units(units: Sequence[FSDPModule]) -> None:
     """Reset units after a backward that raised, and discard their gradients."""
-    reset_iteration(units[-1])
+    units[-1].reset_iter_state()
     for unit in units:
         parameters = parameters_of(unit)
         for member in parameters.members if parameters is not None else ():
@@ -282,7 +280,7 @@ def _guard_forward(module: nn.Module) -> None:
             return forward(*args, **kwargs)
         except Exception as error:
             # The next forward must not find a unit that is still gathered.
-            reset_iteration(cast("FSDPModule", module))
+            cast("FSDPModule", module).reset_iter_state()
             if "mixed torch.Tensor and DTensor" not in str(error):
                 raise
             raise EngineError(

@@ -51,8 +51,6 @@ from zerotrial.engine.stage3.internals import (
     UnitParameters,
     local_part,
     parameters_of,
-    set_divide_factor,
-    sum_only,
 )
 from zerotrial.engine.stage3.layout import Layout, Shard, gather_parameter, lay_out, unshard_model
 from zerotrial.engine.stage3.mesh import open_mesh
@@ -610,10 +608,10 @@ def _install_collectives(
     group = inputs.mesh.shard.group
     if group is not None and not uses_nccl(group, inputs.device):
         for unit in units:  # only NCCL can compute means
-            sum_only(unit)
+            unit.set_force_sum_reduction_for_comms(True)
     if config.gradient_allreduce_op == "sum":
         for unit in units:
-            set_divide_factor(unit, 1.0 / replicas)
+            unit.set_gradient_divide_factor(1.0 / replicas)
     return collectives
 
 

@@ -20,7 +20,6 @@ from zerotrial.engine.stage3.internals import (
     leave_forward,
     outside_of_passes,
     parameters_of,
-    reset_iteration,
 )
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ class _StandaloneGather:
         if (
             output is None and sys.exc_info()[0] is not None
         ):  # forward raised: restore the idle state
-            reset_iteration(self._root)
+            self._root.reset_iter_state()
             return None
         output = leave_forward(self._root, output)
         if not torch.is_grad_enabled():
