@@ -16,12 +16,11 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from zerolab.errors import EngineError
-from zerotrial.engine.comm.communicator import Communicator, Traffic, Work
+from zerotrial.engine.comm.communicator import Communicator, Work
 from zerotrial.engine.flat.layout import Bucket
 from zerotrial.engine.module.gradient_access import get_raw_gradient, set_raw_gradient
 
@@ -30,7 +29,6 @@ __all__ = [
     "GradientHooks",
     "GradientPolicy",
     "Gradients",
-    "TiedGradients",
     "late_gradient_error",
     "raise_if_unused",
     "take_gradient",
@@ -402,38 +400,3 @@ def _on_gradient(
             listener._arrived(bucket, slot)  # noqa: SLF001
     else:
         set_raw_gradient(parameter, None)
-
-
-class TiedGradients:
-    """Gradients of parameters tied over pipeline stages, summed over their owners.
-
-    Each owner computes a part of the gradient, which is averaged over its data-parallel ranks like
-    any other. The parts are added before the norm is taken. So every owner makes the same update,
-    and the copies stay bitwise equal.
-    """
-
-    def __init__(self, buckets: Sequence[Bucket], comm: Communicator) -> None:
-        tied = [(bucket.tie.key, bucket) for bucket in buckets if bucket.tie is not None]
-        # In the same order on all stages, whose bucket orders may differ.
-        self._buckets = [bucket for _, bucket in sorted(tied, key=lambda item: item[0])]
-        self._comm = comm
-        self.traffic = Traffic()
-
-    @property
-    def exist(self) -> bool:
-        """Whether this rank has tied buckets."""
-        return bool(self._buckets)
-
-    def add(self, gradients: Gradients) -> None:
-        """Add the other owners' gradients. **Collective** over the owners, if there are any."""
-        if not self._buckets:
-            return
-        self._comm.fence()  # other ranks may still read what changes here
-        for bucket in self._buckets:
-            assert bucket.tie is not None
-            owners, local = bucket.tie.owners, gradients.result(bucket.index)
-            wide = local.to(torch.promote_types(local.dtype, torch.float32))
-            dist.all_reduce(wide, group=owners.group)
-            if wide is not local:
-                local.copy_(wide)
-            self.traffic.add("all_reduce", 2 * local.numel())

@@ -19,7 +19,6 @@ from zerotrial.engine.flat.gradients import (
     GradientHooks,
     GradientPolicy,
     Gradients,
-    TiedGradients,
 )
 from zerotrial.engine.flat.layout import Bucket, ParameterSlot, build_buckets, choose_bucket_numel
 from zerotrial.engine.flat.pending_gradients import (
@@ -102,7 +101,8 @@ class FlatStage:
             )
         self.optimizer = self._updater.optimizer
         self.gradients = self._build_gradients()
-        self.ties = TiedGradients(self.buckets, comm)
+        self.change_averages: Callable[[Gradients], None] | None = None
+        """Called between averaging and norm; **Collective** where it is not None."""
         self._hooks = GradientHooks(self.buckets, self.gradients.arrived)
         self._frozen: list[list[int]] = [[] for _ in self.buckets]
         """For each bucket, the frozen parameters that the last step did not update."""
@@ -139,8 +139,9 @@ class FlatStage:
         self.gradients.send_rest()
         self.gradients.finish()
         self._average_replicas([self.gradients.result(bucket.index) for bucket in self.buckets])
-        with self._observer.phase("tied_gradients") if self.ties.exist else nullcontext():
-            self.ties.add(self.gradients)
+        if self.change_averages is not None:
+            self._comm.fence()  # other ranks may still read what changes here
+            self.change_averages(self.gradients)
         squares = torch.zeros(1, dtype=torch.float64, device=self._inputs.device)
         for bucket in self.buckets:
             for part in self._norm_parts(bucket):

@@ -19,6 +19,7 @@ from zerotrial.extensions.pipeline.failure import Failures
 from zerotrial.extensions.pipeline.micro_batches import MicroBatches, draw
 from zerotrial.extensions.pipeline.module import PipelineModule
 from zerotrial.extensions.pipeline.single_stage import SingleStageRunner
+from zerotrial.extensions.pipeline.tied_gradients import TiedGradients
 
 if TYPE_CHECKING:
     from zerotrial.extensions.pipeline.runner import Runner
@@ -45,6 +46,8 @@ class PipelineEngine(Engine):
         if self.module.num_stages > 1:
             from zerotrial.extensions.pipeline.runner import Runner
 
+            assert isinstance(self.stage, FlatStage)
+            self._ties = TiedGradients(self.stage, self.observer)
             self._runner = Runner(
                 self.module, self.mesh.pipe, self.device, self.config.pipeline.schedule
             )
@@ -293,7 +296,6 @@ class PipelineEngine(Engine):
         """Elements sent by this rank, by axis: data, pipe and ties (between their owners)."""
         elements = {"data": self.stage.traffic.total, "pipe": 0, "ties": 0}
         if self.module.num_stages > 1:
-            assert isinstance(self.stage, FlatStage)
             elements["pipe"] = self._runner.sent
-            elements["ties"] = self.stage.ties.traffic.total
+            elements["ties"] = self._ties.traffic.total
         return elements
