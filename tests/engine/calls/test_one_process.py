@@ -64,7 +64,7 @@ def test_construction_takes_no_optimizer_step(stage: int, half: dict[str, Any]) 
     for _ in range(3):
         engine.backward(engine(torch.ones(2, 3)).mean())
         engine.step()
-    assert engine.stage.scalars() == {"group0.step": 3.0}
+    assert engine.stage.updater.scalars() == {"group0.step": 3.0}
     assert model.weight.float().flatten().tolist() == pytest.approx([0.7] * 3, rel=5e-3)
 
 

@@ -499,7 +499,7 @@ def publish_loaded_masters(stage: int) -> bool:
 def parameter_pieces(stage: int) -> list[tuple[str, int, int]]:
     engine = make(mlp(), stage, "AdamW", zero={"reduce_bucket_size": 60})
     with closing(engine):
-        engine.stage.prepare_states()
+        engine.stage.updater.prepare_states()
         pieces = []
         for piece in engine.stage.pieces():
             assert piece.tensors.keys() == {"master", "exp_avg", "exp_avg_sq"}

@@ -113,7 +113,7 @@ def test_bias_correction_false_follows_the_formula(
         engine.step()
     ((_, weight),) = engine.stage.full_weights()
     torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6)
-    assert engine.stage.scalars() == {"group0.step": 4.0}
+    assert engine.stage.updater.scalars() == {"group0.step": 4.0}
     engine.close()
 
 
@@ -272,7 +272,7 @@ def test_prepared_states_are_those_of_the_first_step() -> None:
     model = nn.Linear(3, 2)
     engine = engine_with(torch.optim.AdamW(model.parameters(), lr=0.1), model)
     before = model.weight.detach().clone()
-    engine.stage.prepare_states()
+    engine.stage.updater.prepare_states()
     pieces = list(engine.stage.pieces())
     assert {name for piece in pieces for name in piece.tensors} == {
         "master",
@@ -280,7 +280,7 @@ def test_prepared_states_are_those_of_the_first_step() -> None:
         "exp_avg_sq",
     }
     assert all(not piece.tensors["exp_avg"].any() for piece in pieces)
-    assert engine.stage.scalars() == {"group0.step": 0.0}
+    assert engine.stage.updater.scalars() == {"group0.step": 0.0}
     assert torch.equal(model.weight, before)
-    engine.stage.set_scalars({"group0.step": 7.0})
-    assert engine.stage.scalars() == {"group0.step": 7.0}
+    engine.stage.updater.set_scalars({"group0.step": 7.0})
+    assert engine.stage.updater.scalars() == {"group0.step": 7.0}

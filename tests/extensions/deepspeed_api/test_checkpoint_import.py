@@ -357,7 +357,7 @@ def test_ambiguous_shapes_at_stage_0_need_names(tmp_path: Path) -> None:
     engine.load_checkpoint(tmp_path / "ours")
     for key, value in all_states(engine).items():
         assert torch.equal(value, states[key])
-    assert engine.stage.scalars() == {"group0.step": 1.0}
+    assert engine.stage.updater.scalars() == {"group0.step": 1.0}
 
 
 def test_universal_and_zerolab_checkpoints_are_refused(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def train_with_each(directory: str) -> list[str]:
             states = all_states(engine)
             engine.load_checkpoint(f"{directory}/checkpoint")
             losses += train(engine, 2)
-            result = (losses, engine.stage.scalars(), sorted(states))
+            result = (losses, engine.stage.updater.scalars(), sorted(states))
             engine.close()
             if reference is None:
                 reference = (result, states)
@@ -222,8 +222,7 @@ def test_files_have_exact_size(tmp_path: Path) -> None:
         for bits, kinds in (({}, 2), ({"bf16": {"enabled": True}}, 2 if stage == 3 else 3)):
             engine = make_engine(stage, zero=nvme(tmp_path, reduce_bucket_size=10**6), **bits)
             numel = sum(p.numel() for p in engine.module.parameters())
-            updater = engine.stage._update if stage == 3 else engine.stage
-            updater = updater.updater if stage == 3 else updater._updater
+            updater = engine.stage.updater
             needed = kinds * 4 * numel
             records = sum(len(bucket.records) for bucket in updater._buckets)
             for steps in (0, 2):  # all of it is taken at once

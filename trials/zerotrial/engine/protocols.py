@@ -404,8 +404,10 @@ class OptimizerNumbers(Protocol):
         ...
 
 
-class StageStates(OptimizerNumbers, Protocol):
+class StageStates(Protocol):
     """Master weights and optimizer states, for checkpoints."""
+
+    updater: "Updater"
 
     def pieces(self, *, write: bool = False) -> Iterator[Piece]:
         """Iterate over the pieces that this rank owns, in a fixed order.
@@ -423,7 +425,7 @@ class StageStates(OptimizerNumbers, Protocol):
         Each parameter's states come from one rank; empty if there are none.
 
         Args:
-            scalars: Merged :meth:`scalars` of all ranks; numbers that differ are returned.
+            scalars: Merged :meth:`Updater.scalars` of all ranks; numbers that differ are returned.
 
         Raises:
             ConfigError: If a state cannot be stored in a checkpoint.
@@ -433,7 +435,7 @@ class StageStates(OptimizerNumbers, Protocol):
     def set_other_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Restore this rank's part of the merged :meth:`other_states` of all ranks.
 
-        Call it after :meth:`set_scalars`.
+        Call it after :meth:`Updater.set_scalars`.
         """
         ...
 

@@ -173,7 +173,7 @@ def _objects(
     digest = _digest(buffers)
     for axis in (state.mesh.tensor, state.mesh.data):  # the first replica's are saved
         digest = CheckpointRanks(axis.group).broadcast(digest)
-    scalars = _merged(ranks.allgather(dict(state.stage.scalars())))
+    scalars = _merged(ranks.allgather(dict(state.stage.updater.scalars())))
     extra = _merged(ranks.allgather(module_extra_state(state.module)))
     common = saved_common_states(state.stage.optimizer, ranks)
     objects: dict[str, bytes] = {}
@@ -200,7 +200,9 @@ def _objects(
                     name: {"type": type(part).__name__, "state": part.state_dict()}
                     for name, part in state.stateful.items()
                 },
-                "window": (window.to_dict(state.stage.local_to_average) if window.is_open else None),
+                "window": (
+                    window.to_dict(state.stage.local_to_average) if window.is_open else None
+                ),
             }
             objects[ENGINE_STATE] = to_bytes("engine state", engine_state)
             objects[CLIENT_STATE] = to_bytes("client_state", client_state)

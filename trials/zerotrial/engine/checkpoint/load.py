@@ -264,7 +264,7 @@ class Loader:
         if not self._selection.with_states:
             return
         if other_states_or_scalars or any(kind != "master" for kind in reader.all_kinds):
-            self._state.stage.prepare_states()
+            self._state.stage.updater.prepare_states()
         else:
             self._state.stage.optimizer.state.clear()
 
@@ -411,7 +411,7 @@ class Loader:
             return
         optimizer = self._state.stage.optimizer
         if self._selection.with_states:
-            self._state.stage.set_scalars(engine_state["optimizer"]["scalars"])
+            self._state.stage.updater.set_scalars(engine_state["optimizer"]["scalars"])
             self._state.stage.set_other_states(other_states)
             set_saved_common_states(optimizer, engine_state["optimizer"].get("common", {}))
             for group, saved in zip(

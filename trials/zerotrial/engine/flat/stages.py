@@ -85,7 +85,7 @@ class FlatStage:
         self.originals = FrozenOriginals(comm, inputs.device)
         flat = flatten_parameters(inputs, self.buckets, comm, self._owned, self.originals)
         self._weights = flat.buffers
-        self._updater = (updater_factory or build_updater)(self._updater_inputs(flat.masters))
+        self.updater = (updater_factory or build_updater)(self._updater_inputs(flat.masters))
         separate = updater_factory is not None or any(
             master.dtype != bucket.dtype
             for master, bucket in zip(flat.masters, self.buckets, strict=True)
@@ -97,9 +97,9 @@ class FlatStage:
                 self.buckets,
                 [buffer.tensor for buffer in self._weights],
                 self._owned_slices,
-                self._updater,
+                self.updater,
             )
-        self.optimizer = self._updater.optimizer
+        self.optimizer = self.updater.optimizer
         self.gradients = self._build_gradients()
         self.change_averages: Callable[[Gradients], None] | None = None
         """Called between averaging and norm; **Collective** where it is not None."""
@@ -237,11 +237,11 @@ class FlatStage:
         for bucket in self.buckets:
             index = bucket.index
             part = self._weights[index].tensor[self._owned_slices[index]]
-            if self._updater.step(index, self.gradients.result(index), scale, part):
+            if self.updater.step(index, self.gradients.result(index), scale, part):
                 works.append(self._publish(index))
             else:
                 deferred.append(index)
-        self._updater.finish()
+        self.updater.finish()
         works += [self._publish(index) for index in deferred]
         for work in works:
             if work is not None:
@@ -260,7 +260,7 @@ class FlatStage:
             if idle != self._frozen[bucket.index]:
                 self._frozen[bucket.index] = idle
                 owned, slots = self._owned(bucket), [bucket.slots[index] for index in idle]
-                self._updater.freeze(bucket.index, [cut for p in slots for cut in _parts(p, owned)])
+                self.updater.freeze(bucket.index, [cut for p in slots for cut in _parts(p, owned)])
 
     def drop_gradients(self) -> None:
         """Clear the accumulated gradients."""
@@ -278,7 +278,7 @@ class FlatStage:
         self._hooks.remove()
         for parameter in self._trained if give_back else ():
             parameter.data = parameter.data.clone()
-        self._updater.close()
+        self.updater.close()
         self._comm.close()
 
     # -- checkpoints and memory accounting --------------------------------------------------------
@@ -290,7 +290,7 @@ class FlatStage:
         for bucket in self.buckets:
             owned = self._owned(bucket)
             yielded = owned if write else bucket.shard(self._comm.rank)
-            with self._updater.states(bucket.index, write=write) as states:
+            with self.updater.states(bucket.index, write=write) as states:
                 for slot, start, stop in slots_within(bucket, yielded):
                     part = slice(start - owned.start, stop - owned.start)
                     yield Piece(
@@ -329,7 +329,7 @@ class FlatStage:
 
     def other_states(self, scalars: Mapping[str, float]) -> dict[str, Mapping[str, Any]]:
         """Return optimizer states that are not elementwise, by parameter name."""
-        other_states = self._updater.other_states(scalars)
+        other_states = self.updater.other_states(scalars)
         if not self.shards_states and self._comm.rank > 0:
             return {}  # rank 0 has the same states
         result: dict[str, Mapping[str, Any]] = {}
@@ -337,7 +337,7 @@ class FlatStage:
             for bucket in self.buckets:
                 owned = self._owned(bucket)
                 items = [(p.name, part) for p in bucket.slots for part in _parts(p, owned)]
-                numbers = self._updater.member_scalars(bucket.index)
+                numbers = self.updater.member_scalars(bucket.index)
                 result |= uncommon_numbers(items, numbers, bucket.group_index, scalars)
         for index, members in self._full_members():
             for slot, states in zip(members, other_states[index], strict=True):
@@ -353,11 +353,11 @@ class FlatStage:
                 for slot in (p for p in bucket.slots if p.name in states):
                     numbers = {f"group0.{name}": v for name, v in states[slot.name].items()}
                     for part in _parts(slot, owned):
-                        self._updater.set_member_scalars(bucket.index, part, numbers)
+                        self.updater.set_member_scalars(bucket.index, part, numbers)
         for index, members in self._full_members():
             for position, slot in enumerate(members):
                 if slot.name in states:
-                    self._updater.set_other_states(index, position, states[slot.name])
+                    self.updater.set_other_states(index, position, states[slot.name])
 
     def _full_members(self) -> Iterator[tuple[int, list[ParameterSlot]]]:
         """For each bucket, yield the full parameters that this rank's optimizer updates."""
@@ -365,24 +365,12 @@ class FlatStage:
             owned = self._owned(bucket)
             yield bucket.index, [p for p in bucket.slots if owned.start <= p.start < owned.stop]
 
-    def scalars(self) -> dict[str, float]:
-        """Return numbers of the optimizer, e.g. ``group0.step``: one parameter's for its group."""
-        return self._updater.scalars()
-
-    def set_scalars(self, scalars: Mapping[str, float]) -> None:
-        """Restore the result of :meth:`scalars`; call it after :meth:`prepare_states`."""
-        self._updater.set_scalars(scalars)
-
-    def prepare_states(self) -> None:
-        """Create the optimizer states as its first step would, so that a load can fill them."""
-        self._updater.prepare_states()
-
     def weights_changed(self) -> None:
         """Copy loaded master weights to the parameters of every rank. **Collective**."""
         self._comm.fence()
         for bucket in self.buckets:
             part = self._weights[bucket.index].tensor[self._owned(bucket)]
-            with self._updater.states(bucket.index, write=False) as states:
+            with self.updater.states(bucket.index, write=False) as states:
                 if states["master"].data_ptr() != part.data_ptr():
                     part.copy_(states["master"])
             work = self._publish(bucket.index)
@@ -416,7 +404,7 @@ class FlatStage:
         parameters = [*weights, *frozen, *self.originals.tensors]
         kinds = {"parameters": parameters, **self.gradients.tensors_by_kind()}
         weight_storages = {tensor.untyped_storage().data_ptr() for tensor in weights}
-        for kind, tensors in self._updater.tensors_by_kind().items():
+        for kind, tensors in self.updater.tensors_by_kind().items():
             separate = [t for t in tensors if t.untyped_storage().data_ptr() not in weight_storages]
             kinds[kind] = kinds.get(kind, []) + separate
         return kinds
@@ -494,7 +482,7 @@ class FlatStage:
         )
 
     def _full_master(self, bucket: Bucket, dtype: torch.dtype | None) -> Tensor:
-        with self._updater.states(bucket.index, write=False) as states:
+        with self.updater.states(bucket.index, write=False) as states:
             master = states["master"]
             wide = dtype or master.dtype
             if not self.shards_states:

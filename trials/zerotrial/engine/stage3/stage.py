@@ -96,7 +96,8 @@ class Stage3:
         close_mesh: Callable[[], None],
         originals: FrozenOriginals,
     ) -> None:
-        self.optimizer = update.updater.optimizer
+        self.updater = update.updater
+        self.optimizer = self.updater.optimizer
         self._module = inputs.module
         self._units = units
         parameters = filter(None, map(parameters_of, units))
@@ -437,7 +438,7 @@ class Stage3:
 
     def other_states(self, scalars: Mapping[str, float]) -> dict[str, Mapping[str, Any]]:
         """Return non-elementwise optimizer states of full parameters on this rank."""
-        by_bucket = self._update.updater.other_states(scalars)
+        by_bucket = self.updater.other_states(scalars)
         return self._update.uncommon_numbers(scalars) | {
             name: states
             for names, bucket in zip(self._update.full_names, by_bucket, strict=False)
@@ -451,19 +452,7 @@ class Stage3:
         for index, names in enumerate(self._update.full_names):
             for position, name in enumerate(names):
                 if name in states:
-                    self._update.updater.set_other_states(index, position, states[name])
-
-    def scalars(self) -> dict[str, float]:
-        """Return optimizer scalars, equal on all ranks."""
-        return self._update.updater.scalars()
-
-    def set_scalars(self, scalars: Mapping[str, float]) -> None:
-        """Restore the result of :meth:`scalars`."""
-        self._update.updater.set_scalars(scalars)
-
-    def prepare_states(self) -> None:
-        """Create the optimizer's states for a load to fill."""
-        self._update.updater.prepare_states()
+                    self.updater.set_other_states(index, position, states[name])
 
     def weights_changed(self) -> None:
         """Publish loaded masters. **Collective**."""
@@ -477,7 +466,7 @@ class Stage3:
 
     def tensors_by_kind(self) -> dict[str, list[Tensor]]:
         """Return tensors by kind; the shards are the master weights."""
-        states = self._update.updater.tensors_by_kind()
+        states = self.updater.tensors_by_kind()
         masters = [*(bucket.master for bucket in self._buckets), *states.get("master", [])]
         by_kind = {
             "parameters": [
@@ -536,7 +525,7 @@ class Stage3:
             unshard_model(
                 self._units, self._layout, self._comm, self._device, self._ownership, self._hooks
             )
-        self._update.updater.close()
+        self.updater.close()
         self._comm.close()
         if self._close_mesh is not None:
             self._close_mesh()

@@ -76,7 +76,7 @@ class FullWeights:
             value = self.stage.originals.full(first, _full_module_value(self.module, first))
             return value.to(self.device)
         if kind != _WEIGHT:
-            self.stage.prepare_states()
+            self.stage.updater.prepare_states()
         label = "master" if kind == _WEIGHT else kind
         return self._assemble(self.stage.pieces(), first, label)
 
@@ -110,7 +110,7 @@ class FullWeights:
             self._set_gradient(first, flat)
             return
         if kind != _WEIGHT:
-            self.stage.prepare_states()
+            self.stage.updater.prepare_states()
         label = "master" if kind == _WEIGHT else kind
         written, known_kinds = False, set[str]()
         for piece in self.stage.pieces(write=True):
