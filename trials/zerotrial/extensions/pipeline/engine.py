@@ -11,17 +11,18 @@ from torch import Tensor
 
 from zerolab.errors import EngineError
 from zerolab.registry import PARTS
+from zerotrial.engine.comm.communicator import Traffic
 from zerotrial.engine.engine import Engine, EngineParts, to_device
 from zerotrial.engine.flat.stages import FlatStage
 from zerotrial.engine.module.precision import DTYPES, cast_inputs
-from zerotrial.engine.protocols import COMMUNICATION
+from zerotrial.engine.protocols import COMMUNICATION, Observer
 from zerotrial.extensions.pipeline.failure import Failures
 from zerotrial.extensions.pipeline.micro_batches import MicroBatches, draw
 from zerotrial.extensions.pipeline.module import PipelineModule
 from zerotrial.extensions.pipeline.single_stage import SingleStageRunner
-from zerotrial.extensions.pipeline.tied_gradients import TiedGradients
 
 if TYPE_CHECKING:
+    from zerotrial.engine.flat.gradients import Gradients
     from zerotrial.extensions.pipeline.runner import Runner
 
 __all__ = ["PipelineEngine"]
@@ -47,7 +48,7 @@ class PipelineEngine(Engine):
             from zerotrial.extensions.pipeline.runner import Runner
 
             assert isinstance(self.stage, FlatStage)
-            self._ties = TiedGradients(self.stage, self.observer)
+            self._ties = _TiedGradients(self.stage, self.observer)
             self._runner = Runner(
                 self.module, self.mesh.pipe, self.device, self.config.pipeline.schedule
             )
@@ -299,3 +300,33 @@ class PipelineEngine(Engine):
             elements["pipe"] = self._runner.sent
             elements["ties"] = self._ties.traffic.total
         return elements
+
+
+class _TiedGradients:
+    """Sums gradients of parameters tied over pipeline stages over their owners.
+
+    Each owner computes a part of the gradient, which is averaged over its data-parallel ranks like
+    any other. The parts are added before the norm is taken. So every owner makes the same update,
+    and the copies stay bitwise equal.
+    """
+
+    def __init__(self, stage: FlatStage, observer: Observer) -> None:
+        tied = [(bucket.tie.key, bucket) for bucket in stage.buckets if bucket.tie is not None]
+        # In the same order on all stages, whose bucket orders may differ.
+        self._buckets = [bucket for _, bucket in sorted(tied, key=lambda item: item[0])]
+        self._observer = observer
+        self.traffic = Traffic()
+        if tied:
+            stage.change_averages = self._add
+
+    def _add(self, gradients: Gradients) -> None:
+        """Add the other owners' gradients. **Collective** over the owners."""
+        with self._observer.phase("tied_gradients"):
+            for bucket in self._buckets:
+                assert bucket.tie is not None
+                owners, local = bucket.tie.owners, gradients.result(bucket.index)
+                wide = local.to(torch.promote_types(local.dtype, torch.float32))
+                dist.all_reduce(wide, group=owners.group)
+                if wide is not local:
+                    local.copy_(wide)
+                self.traffic.add("all_reduce", 2 * local.numel())
