@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from uvicorn.config import Config
 from uvicorn.server import Server
 
-from zerolab.contract.ports import read_port
+from zerolab.contract.limits import read_port
 from zerolab.contract.spec import ENV_DATABASE
 from zerolab.errors import ConfigError, ConflictError, ZerolabError
 from zerolab.files import lock_file, write_json

@@ -14,8 +14,8 @@ from zerolab.client.http import Client
 from zerolab.contract.messages import MetricsRecord, RunExit
 from zerolab.errors import ConfigError, StaleRunError
 from zerolab.reports.reporter import METRICS_FILE, SPOOL_DIR, Reporter
+from zerolab.reports.sender import deliver
 from zerolab.reports.spool import Spool
-from zerolab.reports.spool_recovery import deliver
 from zerolab.storage.store import new_uuid
 
 pytestmark = pytest.mark.processes

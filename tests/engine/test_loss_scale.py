@@ -2,7 +2,7 @@
 
 import pytest
 
-from zerolab.config.engine.precision import Fp16Config
+from zerolab.config.engine.runtime import Fp16Config
 from zerolab.errors import ConfigError
 from zerotrial.engine.loss_scale import (
     DynamicLossScaler,

@@ -16,8 +16,8 @@ from zerolab.client.http import Client
 from zerolab.contract.spec import RunSpec, write_run_spec
 from zerolab.errors import UnreachableError
 from zerolab.reports.reporter import SPOOL_DIR
+from zerolab.reports.sender import deliver
 from zerolab.reports.spool import Spool
-from zerolab.reports.spool_recovery import deliver
 
 pytestmark = pytest.mark.processes
 

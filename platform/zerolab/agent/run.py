@@ -43,7 +43,7 @@ from zerolab.files import write_json
 from zerolab.launcher.interface import Launcher
 from zerolab.launcher.interpreter import interpreter_problem
 from zerolab.linux import usable_cores
-from zerolab.reports.spool_recovery import deliver
+from zerolab.reports.sender import deliver
 
 __all__ = ["Run", "finish_run", "leftover_runs", "run_environment"]
 

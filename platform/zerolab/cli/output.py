@@ -46,7 +46,7 @@ def _port(text: str) -> int:
     Raises:
         typer.BadParameter: If it is not a port.
     """
-    from zerolab.contract.ports import read_port
+    from zerolab.contract.limits import read_port
 
     try:
         return read_port(text)

@@ -31,13 +31,12 @@ from zerolab.contract.spec import RunSpec
 from zerolab.errors import ConfigError, one_line
 from zerolab.reports.metrics_file import MetricsFile
 from zerolab.reports.sender import Sender, SpoolUploader
-from zerolab.reports.spool import Spool, SpoolReader
+from zerolab.reports.spool import SPOOL_DIR, Spool, SpoolReader
 
 __all__ = ["METRICS_FILE", "SPOOL_DIR", "Reporter", "json_metadata"]
 
 logger = logging.getLogger(__name__)
 
-SPOOL_DIR = "spool"
 METRICS_FILE = "metrics.jsonl"
 _MAX_NAMES = 10_000  # checked names kept in memory
 _MAX_BUFFERED = 10_000  # records kept in memory while the disk is full

@@ -3,6 +3,8 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -16,12 +18,11 @@ from zerolab.errors import (
     StaleRunError,
     UnreachableError,
 )
-from zerolab.reports.spool import SpoolReader
+from zerolab.reports.spool import SPOOL_DIR, SpoolReader
 
-__all__ = ["Sender", "SpoolUploader"]
+__all__ = ["Sender", "SpoolUploader", "deliver"]
 
 logger = logging.getLogger(__name__)
-
 BATCH_BYTES = 512 * 1024
 _MAX_RECORDS = 10_000
 INTERVAL_S = 0.2
@@ -227,3 +228,32 @@ class Sender(threading.Thread):
                 "reports are uploaded again after %.0f s", time.monotonic() - self._outage_since
             )
             self._outage_since = None
+
+
+def deliver(
+    run_dir: Path, client: Client, run_id: int, log: Callable[[str], None] | None = None
+) -> int:
+    """Upload the remaining reports of a run whose processes have ended.
+
+    Safe to repeat: the server drops records that it has stored already.
+
+    Args:
+        run_dir: The run's scratch directory.
+        client: Client of the server.
+        run_id: The run.
+        log: Called with a message for the trial's log if reports were lost, once the rest has
+            arrived.
+
+    Returns:
+        Number of the last record that the server has stored; 0 when the spool is empty.
+
+    Raises:
+        StaleRunError: If the server rejects the run: it has ended or was superseded.
+        UnreachableError: If the server is unreachable; call again later.
+    """
+    uploader = SpoolUploader(SpoolReader(run_dir / SPOOL_DIR, ended=True), client, run_id)
+    while uploader.send_batch():
+        pass
+    if uploader.lost and log is not None:
+        log(f"reports of this run that were lost because their file was damaged: {uploader.lost}")
+    return uploader.stored

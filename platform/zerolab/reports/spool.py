@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-__all__ = ["AppendFile", "Spool", "SpoolReader"]
+__all__ = ["SPOOL_DIR", "AppendFile", "Spool", "SpoolReader"]
+
+SPOOL_DIR = "spool"
+"""Directory of the spool in a run's directory."""
 
 _HEADER = struct.Struct("<II")
 _MASK = 2**32 - 1

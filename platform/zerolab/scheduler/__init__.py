@@ -1,8 +1,7 @@
 """Scheduler: pure functions from the queue and the free slots to allocations."""
 
-from zerolab.scheduler.backfill import backfill_limit
 from zerolab.scheduler.decision import queue_key, schedule
-from zerolab.scheduler.placement import place
+from zerolab.scheduler.placement import backfill_limit, place
 from zerolab.scheduler.types import (
     DEFAULT_POOL,
     HOST_SLOT,

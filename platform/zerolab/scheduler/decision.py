@@ -8,7 +8,7 @@ The rules, in order:
 3. No quota is exceeded: neither an experiment's own ``max_slots`` nor that of a group.
 4. A trial that does not fit preempts runs of lower priority, the newest first, if that
    frees enough.
-5. Later trials may use only slots that cannot delay it (:mod:`~zerolab.scheduler.backfill`), so
+5. Later trials may use only slots that cannot delay it (:func:`.backfill_limit`), so
    that small trials never starve a large one.
 6. A trial that exceeds all agents of its pool together, or a quota, is set aside and
    blocks no other.

@@ -8,8 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from zerolab.scheduler import reasons
-from zerolab.scheduler.backfill import backfill_limit
-from zerolab.scheduler.placement import place
+from zerolab.scheduler.placement import backfill_limit, place
 from zerolab.scheduler.preemption import Limit, victims
 from zerolab.scheduler.types import (
     HOST_SLOT,

@@ -1,10 +1,10 @@
-"""Placement: choice of slots for one trial."""
+"""Placement: choice of slots for one trial, and of those that later trials may take."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from zerolab.scheduler.types import AgentSlots
 
-__all__ = ["Free", "kinds_in_order", "place", "share"]
+__all__ = ["Free", "backfill_limit", "kinds_in_order", "place", "share"]
 
 Free = Mapping[int, Sequence[int]]
 """Agent id to the ids of its free slots."""
@@ -87,3 +87,35 @@ def share(
             chosen[agent] = number
             missing -= number
     return chosen if max_agents is None or len(chosen) <= max_agents else None
+
+
+def backfill_limit(free: int, holdings: Iterable[int], need: int, guaranteed: int = 0) -> int:
+    """Return how many free units later jobs may use without delaying a waiting trial.
+
+    A waiting trial that needs ``need`` units (slots of an agent, slots under a quota) starts as
+    soon as the free units and the returned ones reach that number. The order in which runs end is
+    unknown, so any sum of their holdings may be the decisive one. The smallest sufficient sum
+    leaves the fewest units over. That surplus can be used by later jobs permanently: whatever the
+    order of the ends, the waiting trial starts at the same moment.
+
+    Args:
+        free: Free units.
+        holdings: Units of each run, returned all at once.
+        need: Units that the waiting trial needs at once.
+        guaranteed: Held units that are returned before it can start in any case, because it also
+            waits for something else.
+
+    Returns:
+        At most ``free``; all of them if ``need`` can never be met here.
+    """
+    missing = need - free
+    sums = 1  # bit n: a subset of the holdings sums to n units
+    for units in holdings:
+        sums |= sums << units
+    minimum = max(missing, guaranteed, 0)
+    sufficient = sums >> minimum
+    if not sufficient:
+        return free
+    # The lowest set bit is the smallest sum that suffices.
+    returned = minimum + (sufficient & -sufficient).bit_length() - 1
+    return min(free, returned - missing)

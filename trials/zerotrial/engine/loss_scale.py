@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from zerolab.config.engine.precision import Fp16Config
+from zerolab.config.engine.runtime import Fp16Config
 from zerolab.errors import ConfigError, EngineError
 
 __all__ = ["DynamicLossScaler", "LossScaleError", "LossScaler", "StaticLossScaler", "make_scaler"]

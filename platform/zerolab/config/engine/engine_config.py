@@ -13,14 +13,17 @@ from zerolab.config.engine.batch import (
 )
 from zerolab.config.engine.optimizers import OptimizerConfig
 from zerolab.config.engine.parallel import PipelineConfig, TensorParallelConfig
-from zerolab.config.engine.precision import Bf16Config, DataTypesConfig, DType, Fp16Config
 from zerolab.config.engine.runtime import (
     ActivationCheckpointingConfig,
     AioConfig,
+    Bf16Config,
     CheckpointConfig,
     CommsLoggerConfig,
     CompileConfig,
+    DataTypesConfig,
+    DType,
     FlopsProfilerConfig,
+    Fp16Config,
     MonitorConfig,
     TimersConfig,
 )
