@@ -215,6 +215,7 @@ def test_trial_cannot_claim_anothers_checkpoint(server: Server) -> None:
     assert record["trial_id"] == 1
 
 
+@pytest.mark.needs_extension("checkpoint_removal")
 def test_server_stays_inside_checkpoint(server: Server) -> None:
     """Names stored by an earlier version, and a link created after the report."""
     home = server.services.orchestrator.home

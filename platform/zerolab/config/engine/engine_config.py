@@ -136,13 +136,13 @@ class EngineConfig(Section):
     """Numbers of each step, in CSV files."""
 
     zero_allow_untested_optimizer: bool = hint(
-        default=False,
-        reason="any optimizer may be used, and one that cannot be sharded is an error",
+        False,
+        "any optimizer may be used, and one that cannot be sharded is an error",
     )
     """Allow optimizers outside DeepSpeed's list."""
 
     zero_force_ds_cpu_optimizer: bool = hint(
-        default=True, reason="any optimizer may be offloaded; torch's own runs on the CPU"
+        True, "any optimizer may be offloaded; torch's own runs on the CPU"
     )
     """Require DeepSpeed's CPU optimizer when offloading."""
 

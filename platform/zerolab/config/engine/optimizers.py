@@ -41,10 +41,10 @@ class OptimizerConfig(Section):
     params: dict[str, Any] = Field(default_factory=dict)
     """Its arguments, as given; ``lr``, ``betas``, ``eps``, ``weight_decay``, ..."""
 
-    torch_adam: bool = hint(default=False, reason="Adam is always torch's, fused if possible")
+    torch_adam: bool = hint(False, "Adam is always torch's, fused if possible")
     """Use torch's Adam; DeepSpeed reads it in ``params``."""
 
-    legacy_fusion: bool = hint(default=False, reason="there is no separate fused optimizer")
+    legacy_fusion: bool = hint(False, "there is no separate fused optimizer")
     """Use Apex's fused optimizer."""
 
 
@@ -62,9 +62,9 @@ class AdamWParams(OptimizerParams):
     eps: NonNegativeFloat = 1e-8
     amsgrad: bool = False
     bias_correction: bool = True
-    torch_adam: bool = hint(default=False, reason="it is always torch's, fused if possible")
-    fp32_optimizer_states: bool = hint(default=True, reason="optimizer states are fp32")
-    adam_w_mode: bool = hint(default=True, reason="AdamW always decouples weight decay")
+    torch_adam: bool = hint(False, "it is always torch's, fused if possible")
+    fp32_optimizer_states: bool = hint(True, "optimizer states are fp32")
+    adam_w_mode: bool = hint(True, "AdamW always decouples weight decay")
 
 
 class AdamParams(AdamWParams):
@@ -112,7 +112,7 @@ class MuonParams(OptimizerParams):
     nesterov: bool = True
     ns_steps: PositiveInt = 5
     ns_method: Literal["gram", "standard"] = hint(
-        default="standard", reason="torch.optim.Muon has one Newton-Schulz iteration"
+        "standard", "torch.optim.Muon has one Newton-Schulz iteration"
     )
     muon_lr: NonNegativeFloat | None = None
     adam_lr: NonNegativeFloat | None = None

@@ -44,20 +44,18 @@ class PipelineConfig(Section):
     partition: str | None = hint(None, "partition_method is said where PipelineModule is built")
     """Partitioning of layers."""
 
-    seed_layers: bool = hint(
-        default=False, reason="seed_layers is said where PipelineModule is built"
-    )
+    seed_layers: bool = hint(False, "seed_layers is said where PipelineModule is built")
     """Seed each layer by its index."""
 
     use_reentrant: bool = hint(
-        default=True, reason="activations are always computed again without reentering autograd"
+        True, "activations are always computed again without reentering autograd"
     )
     """Kind of activation checkpointing."""
 
-    pipe_partitioned: bool = hint(default=True, reason="activations are sent whole")
+    pipe_partitioned: bool = hint(True, "activations are sent whole")
     """Partition transferred activations over the tensor-parallel ranks."""
 
-    grad_partitioned: bool = hint(default=True, reason="activations' gradients are sent whole")
+    grad_partitioned: bool = hint(True, "activations' gradients are sent whole")
     """Partition transferred gradients of activations over the tensor-parallel ranks."""
 
 

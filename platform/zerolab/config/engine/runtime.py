@@ -42,17 +42,13 @@ class ActivationCheckpointingConfig(Section):
     number_checkpoints: PositiveInt | None = hint(None, "every block is one checkpoint")
     """Number of checkpoints in the model."""
 
-    contiguous_memory_optimization: bool = hint(
-        default=False, reason="torch's allocator keeps the saved inputs"
-    )
+    contiguous_memory_optimization: bool = hint(False, "torch's allocator keeps the saved inputs")
     """Copy saved inputs into one buffer."""
 
-    synchronize_checkpoint_boundary: bool = hint(
-        default=False, reason="no boundary needs the device to be idle"
-    )
+    synchronize_checkpoint_boundary: bool = hint(False, "no boundary needs the device to be idle")
     """Wait for the device at each block."""
 
-    profile: bool = hint(default=False, reason="wall_clock_breakdown times the phases of a step")
+    profile: bool = hint(False, "wall_clock_breakdown times the phases of a step")
     """Time each block."""
 
     @property
@@ -79,13 +75,13 @@ class AioConfig(Section):
     thread_count: PositiveInt = hint(1, _FILES)
     """Threads for one request (old name)."""
 
-    single_submit: bool = hint(default=False, reason=_FILES)
+    single_submit: bool = hint(False, _FILES)
     """Submit requests one by one."""
 
-    overlap_events: bool = hint(default=True, reason=_FILES)
+    overlap_events: bool = hint(True, _FILES)
     """Submit and wait at the same time."""
 
-    use_gds: bool = hint(default=False, reason=_FILES)
+    use_gds: bool = hint(False, _FILES)
     """Copy between files and GPU directly."""
 
 
@@ -101,10 +97,10 @@ class WriterConfig(Section):
     io_buffer_size: PositiveInt = hint(67_108_864, "there is one writer")
     """Bytes in one buffer."""
 
-    io_buffer_double: bool = hint(default=True, reason="there is one writer")
+    io_buffer_double: bool = hint(True, "there is one writer")
     """Two buffers."""
 
-    show_statistics: bool = hint(default=False, reason="there is one writer")
+    show_statistics: bool = hint(False, "there is one writer")
     """Print rates."""
 
     data_parallel: Literal["replica", "socket", "machine"] | None = hint(
@@ -119,7 +115,7 @@ class WriterConfig(Section):
 class ParallelWriteConfig(Section):
     """Which ranks write a checkpoint."""
 
-    pipeline_stage: bool = hint(default=False, reason="every rank writes what it owns")
+    pipeline_stage: bool = hint(False, "every rank writes what it owns")
     """Spread files of a pipeline stage over ranks."""
 
 
@@ -132,15 +128,13 @@ class CheckpointConfig(Section):
     writer: WriterConfig = WriterConfig()
     """Settings for writing files."""
 
-    load_universal: bool = hint(
-        default=False, reason="every checkpoint loads at any stage and world size"
-    )
+    load_universal: bool = hint(False, "every checkpoint loads at any stage and world size")
     """Load DeepSpeed's universal layout."""
 
     parallel_write: ParallelWriteConfig = ParallelWriteConfig()
     """Ranks that write."""
 
-    checkpoint_serialization: bool = hint(default=True, reason="tensors are saved as safetensors")
+    checkpoint_serialization: bool = hint(True, "tensors are saved as safetensors")
     """Serialize with torch."""
 
     @field_validator("tag_validation", mode="before")
@@ -163,10 +157,10 @@ class CommsLoggerConfig(Section):
     """Collectives to log if ``prof_all`` is false: ``all_reduce``, ``reduce_scatter``,
     ``all_gather``."""
 
-    verbose: bool = hint(default=False, reason="collectives are counted, not logged one by one")
+    verbose: bool = hint(False, "collectives are counted, not logged one by one")
     """Print each."""
 
-    debug: bool = hint(default=False, reason="collectives are counted, not logged one by one")
+    debug: bool = hint(False, "collectives are counted, not logged one by one")
     """Print the caller."""
 
 
@@ -176,9 +170,7 @@ class ThroughputTimerConfig(Section):
     enabled: bool = True
     """``false`` leaves samples, tokens and FLOP/s out of the line of ``steps_per_print``."""
 
-    synchronized: bool = hint(
-        default=True, reason="the device is only synchronized for lines that are printed"
-    )
+    synchronized: bool = hint(True, "the device is only synchronized for lines that are printed")
     """Wait for the device before reading the clock."""
 
 
@@ -256,9 +248,7 @@ class Fp16Config(Section):
     enabled: bool = False
     """Train in fp16, with fp32 master weights."""
 
-    auto_cast: bool = hint(
-        default=False, reason="floating-point inputs of the model are always cast to its dtype"
-    )
+    auto_cast: bool = hint(False, "floating-point inputs of the model are always cast to its dtype")
     """Cast inputs to fp16."""
 
     loss_scale: NonNegativeFloat = 0.0
@@ -287,12 +277,12 @@ class Bf16Config(Section):
     """Train in bf16, with fp32 master weights."""
 
     immediate_grad_update: bool = hint(
-        default=False, reason="gradients are accumulated as soon as backward produces them"
+        False, "gradients are accumulated as soon as backward produces them"
     )
     """Accumulate each gradient at once."""
 
     check_grad_overflow: bool = hint(
-        default=True, reason="a gradient that is not finite is always dropped and counted"
+        True, "a gradient that is not finite is always dropped and counted"
     )
     """Skip a step whose gradient is not finite."""
 

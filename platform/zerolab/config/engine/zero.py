@@ -71,15 +71,13 @@ class OffloadOptimizerConfig(Section):
     buffer_count: NonNegativeInt = hint(4, "three buckets are in flight: read, updated, written")
     """Buffers for states in files."""
 
-    pipeline_read: bool = hint(default=False, reason="the next bucket is always read ahead")
+    pipeline_read: bool = hint(False, "the next bucket is always read ahead")
     """Read the next tile while this one is updated."""
 
-    pipeline_write: bool = hint(default=False, reason="the last bucket is always written behind")
+    pipeline_write: bool = hint(False, "the last bucket is always written behind")
     """Write the last tile while this one is updated."""
 
-    fast_init: bool = hint(
-        default=False, reason="zeros are never written; a state is written when it is made"
-    )
+    fast_init: bool = hint(False, "zeros are never written; a state is written when it is made")
     """Skip writing the first zeros."""
 
     ratio: Fraction = 1.0
@@ -132,9 +130,7 @@ class ZeroConfig(Section):
     """Allow ``engine.save_16bit_model()``, which gathers the full model on rank 0; ``false`` makes
     it an error. ``engine.export()`` is always allowed (stage 3)."""
 
-    contiguous_gradients: bool = hint(
-        default=True, reason="gradients are always reduced in flat pieces of memory"
-    )
+    contiguous_gradients: bool = hint(True, "gradients are always reduced in flat pieces of memory")
     """Copy gradients into one buffer as they are produced."""
 
     reduce_scatter: bool = True
@@ -142,13 +138,13 @@ class ZeroConfig(Section):
     that each reduction moves (stages 1 and 2)."""
 
     allgather_partitions: bool = hint(
-        default=True, reason="updated weights are always all-gathered, never broadcast one by one"
+        True, "updated weights are always all-gathered, never broadcast one by one"
     )
     """All-gather updated weights instead of broadcasting them."""
 
     round_robin_gradients: bool = hint(
-        default=False,
-        reason="every rank has an equal part of each bucket, so that copies are spread",
+        False,
+        "every rank has an equal part of each bucket, so that copies are spread",
     )
     """Spread gradient copies over the ranks."""
 
@@ -158,28 +154,24 @@ class ZeroConfig(Section):
     complete parameters (stage 3; at the others ``reduce_bucket_size`` is the limit)."""
 
     use_multi_rank_bucket_allreduce: bool = hint(
-        default=True, reason="a bucket is always reduced for all ranks in one collective"
+        True, "a bucket is always reduced for all ranks in one collective"
     )
     """Join the buckets of several ranks."""
 
     compute_grad_norm: bool = hint(
-        default=True, reason="the norm is always computed: it is reported and shows an overflow"
+        True, "the norm is always computed: it is reported and shows an overflow"
     )
     """Compute the global gradient norm."""
 
     load_from_fp32_weights: bool = hint(
-        default=True, reason="checkpoints hold the fp32 master weights, and they are loaded"
+        True, "checkpoints hold the fp32 master weights, and they are loaded"
     )
     """Load master weights rather than 16-bit ones."""
 
-    elastic_checkpoint: bool = hint(
-        default=False, reason="every checkpoint loads at any stage and world size"
-    )
+    elastic_checkpoint: bool = hint(False, "every checkpoint loads at any stage and world size")
     """Checkpoints for another world size."""
 
-    parameter_alignment: bool = hint(
-        default=False, reason="flat buffers are laid out by the engine"
-    )
+    parameter_alignment: bool = hint(False, "flat buffers are laid out by the engine")
     """Pad between parameters of a flat buffer."""
 
     mics_shard_size: Shards = -1
@@ -210,35 +202,31 @@ class ZeroConfig(Section):
     stage3_module_granularity_threshold: NonNegativeInt = hint(0, _BY_BLOCK)
     """Modules finer than this are gathered in one collective."""
 
-    stage3_use_all_reduce_for_fetch_params: bool = hint(default=False, reason=_BY_BLOCK)
+    stage3_use_all_reduce_for_fetch_params: bool = hint(False, _BY_BLOCK)
     """Fetch parameters by all-reduce."""
 
-    stage3_allgather_sequential: bool = hint(default=False, reason=_BY_BLOCK)
+    stage3_allgather_sequential: bool = hint(False, _BY_BLOCK)
     """Gather parameters one by one."""
 
     memory_efficient_linear: bool = hint(
-        default=True, reason="autograd does not keep gathered weights of linear layers"
+        True, "autograd does not keep gathered weights of linear layers"
     )
     """A linear layer that saves no weights."""
 
-    pipeline_loading_checkpoint: bool = hint(
-        default=False, reason="a rank always reads only what it owns"
-    )
+    pipeline_loading_checkpoint: bool = hint(False, "a rank always reads only what it owns")
     """Load a checkpoint piece by piece."""
 
-    override_module_apply: bool = hint(
-        default=True, reason="models are initialised before they are sharded"
-    )
+    override_module_apply: bool = hint(True, "models are initialised before they are sharded")
     """Gather parameters inside ``Module.apply``."""
 
-    log_trace_cache_warnings: bool = hint(default=False, reason="there is no trace cache")
+    log_trace_cache_warnings: bool = hint(False, "there is no trace cache")
     """Warn when the trace of modules changes."""
 
-    enable_sanity_checks: bool = hint(default=False, reason="the engine's checks are always on")
+    enable_sanity_checks: bool = hint(False, "the engine's checks are always on")
     """Check more while training."""
 
     save_muon_momentum_buffer_in_memory: bool = hint(
-        default=False, reason="Muon's states are kept where offload_optimizer says"
+        False, "Muon's states are kept where offload_optimizer says"
     )
     """Keep Muon's momentum in memory."""
 

@@ -21,15 +21,15 @@ from zerolab.extensions.config_checks.rank_launchers import (
     launcher_problem,
     parse_python_command,
 )
-from zerolab.replacements import scan_script
-from zerolab.schema.section import suggest
-from zerolab.syntax import (
+from zerolab.extensions.config_checks.syntax import (
     imported_files,
-    module_paths,
     parsed,
     relative_import_problem,
     syntax_problem,
 )
+from zerolab.replacements import scan_script
+from zerolab.schema.section import suggest
+from zerolab.syntax import module_paths
 
 __all__ = [
     "entrypoint_problem",

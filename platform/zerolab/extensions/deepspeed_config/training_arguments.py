@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from zerolab.config.experiment.model_files import ModelFiles
+from zerolab.extensions.config_checks.syntax import parsed
 from zerolab.schema.section import suggest
-from zerolab.syntax import parsed
 
 __all__ = ["training_argument_problems"]
 

@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from zerolab.extensions.config_checks.syntax import imported_files, imported_modules, parsed
 from zerolab.replacements import ReadFile
-from zerolab.syntax import imported_files, imported_modules, module_paths, parsed
+from zerolab.syntax import module_paths
 
 __all__ = ["command", "scan_script", "table"]
 
