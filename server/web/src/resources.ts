@@ -4,125 +4,125 @@
 
 export type Num = number | "-Infinity" | "Infinity" | "NaN";
 
-/** A machine that offers slots. */
+/** Machine that offers slots. */
 export interface Agent {
-  /** Number, from 1. */
+  /** Id, from 1. */
   id: number;
-  /** The same name is the same agent. */
+  /** Unique name. */
   name: string;
   /** Name of the machine. */
   host: string;
-  /** The resource pool that it has joined. */
+  /** Resource pool. */
   pool: string;
-  /** Whether it asks for work, or may yet. */
+  /** Whether it is not lost. */
   alive: boolean;
-  /** `ready` takes runs. `draining`: disabled, and runs still hold slots. `silent`: it has not asked for work for a while; its runs go on if it comes back in time. `gone`: given up. */
+  /** `ready`: accepts runs. `draining`: disabled, but runs still hold slots. `silent`: has not requested work for a while; its runs continue if it returns in time. `gone`: lost. */
   state: "disabled" | "draining" | "gone" | "leaving" | "ready" | "silent";
-  /** Whether new runs may start there, as its owner says. */
+  /** Whether users allow new runs on it. */
   enabled: boolean;
-  /** Seconds since it was heard of. */
+  /** Seconds since its last request. */
   silent_s: number;
-  /** Its devices: `id`, `device`, `run_id` of the run that holds it, whether it is `enabled`, or `down`. */
+  /** Its devices: `id`, `device`, `run_id` of the run that holds it, `enabled`, `down`. */
   slots: Array<Slot>;
-  /** When it registered, the last time. */
+  /** Time of its last registration. */
   registered_at: string;
 }
 
-/** One agent. */
+/** Response with one agent. */
 export interface AgentAnswer {
   agent: Agent;
 }
 
-/** All agents. */
+/** Response with all agents. */
 export interface AgentPage {
   agents: Array<Agent>;
   next_after: null;
 }
 
-/** The checkpoint whose own validation is the best. */
+/** Checkpoint with the best validation at its step. */
 export interface BestCheckpoint {
-  /** Null when no checkpoint has a validation at its batch. */
+  /** The checkpoint; null if none has a validation at its step. */
   checkpoint: Checkpoint | null;
-  /** The searcher's metric at that batch. */
+  /** The searcher's metric at its step. */
   validation: Num | null;
-  /** Set when the trial has ended and its best validation has no checkpoint: what saves one. */
+  /** Hint on how to save one, if the trial has ended and its best validation has no checkpoint. */
   note: string | null;
 }
 
-/** The best checkpoint of an experiment or a trial. */
+/** Response with the best checkpoint of an experiment or trial. */
 export interface BestCheckpointAnswer {
   best_checkpoint: BestCheckpoint;
 }
 
 /** Rungs with separate lists of trials. */
 export interface Bracket {
-  /** How many trials it has at most, if none has to be replaced. */
+  /** Maximum number of trials, without replacements. */
   trials: number;
-  /** The lowest first. */
+  /** Rungs, lowest first. */
   rungs: Array<Rung>;
 }
 
-/** A saved state of a trial. */
+/** Saved state of a trial. */
 export interface Checkpoint {
-  /** Its name. */
+  /** Unique name. */
   uuid: string;
-  /** Whose state it is. */
+  /** Trial that saved it. */
   trial_id: number;
-  /** Whose trial that is. */
+  /** Experiment of the trial. */
   experiment_id: number;
-  /** The run that saved it. */
+  /** Run that saved it. */
   run_id: number | null;
-  /** Batches that the trial had trained. */
+  /** Number of batches that the trial had trained. */
   steps_completed: number;
-  /** Whether its files are there; `PARTIAL`: some of them were removed. */
+  /** Whether its files exist; `PARTIAL`: some of them were removed. */
   state: "COMPLETED" | "DELETED" | "ERROR" | "PARTIAL";
-  /** Of all its files. */
+  /** Size of all its files. */
   size_bytes: number;
-  /** File to bytes. */
+  /** Size of each file in bytes. */
   resources: Record<string, number>;
-  /** What was saved with it. */
+  /** Metadata saved with it. */
   metadata: Record<string, unknown>;
-  /** Validation metrics at that step. */
+  /** Validation metrics at its step. */
   metrics: Record<string, Num> | null;
-  /** When it was complete. */
+  /** Time of its completion. */
   created_at: string | null;
-  /** Its directory, or its URL in an object store. */
+  /** Directory, or URL in an object store. */
   path: string;
 }
 
-/** One checkpoint. */
+/** Response with one checkpoint. */
 export interface CheckpointAnswer {
   checkpoint: Checkpoint;
 }
 
-/** A page of checkpoints. */
+/** Page of checkpoints. */
 export interface CheckpointPage {
   checkpoints: Array<Checkpoint>;
   next_after: string | null;
-  /** How many are there, on all pages; deleted ones are not counted. */
+  /** Number of checkpoints on all pages, without deleted ones. */
   count: number;
-  /** Of those. */
+  /** Size of all these checkpoints. */
   size_bytes: number;
 }
 
-/** What there is to run on. */
+/** Size of the cluster. */
 export interface Cluster {
   agents: number;
   slots: number;
   free_slots: number;
 }
 
-/** A metric over the steps. */
+/** Metric over the steps. */
 export interface Curve {
   /** `training`, `validation` or `system`. */
   group: string;
-  /** Of the metric. */
+  /** Name of the metric. */
   name: string;
-  /** Step and value; the mean of its neighbours where points were merged. */
+  /** Step and value; the value is a mean if points were merged. */
   points: Array<[number, Num]>;
-  /** Step, minimum, maximum and mean of the points that were merged; null when none were. */
+  /** Step, minimum, maximum and mean of merged points; null if none were merged. */
   band: Array<[number, Num, Num, Num]> | null;
-  /** When each point was reported, in seconds since 1970; null unless `times` asks for it. */
+  /** Time of each point in seconds since 1970; null unless requested by `times`. */
   time_s: Array<number> | null;
 }
 
@@ -151,21 +151,21 @@ export interface EngineEntry {
 /** State of a trial at a rung. */
 export type EntryState = "completed" | "failed" | "paused" | "promoted" | "stopped";
 
-/** Body of every answer of 400 and above. */
+/** Body of every response with a status of 400 or above. */
 export interface ErrorAnswer {
   error: ErrorBody;
 }
 
-/** What went wrong. */
+/** Error with its type and message. */
 export interface ErrorBody {
   type: string;
   message: string;
   problems: Array<string>;
 }
 
-/** One config file's run: a searcher and its trials. */
+/** Searcher and trials of one experiment file. */
 export interface Experiment {
-  /** Number, from 1. */
+  /** Id, from 1. */
   id: number;
   /** Can be changed. */
   name: string;
@@ -175,56 +175,56 @@ export interface Experiment {
   labels: Array<string>;
   /** Can be changed. */
   notes: string;
-  /** Where it stands; `COMPLETED`, `CANCELED` and `ERROR` are for good. */
+  /** State; `COMPLETED`, `CANCELED` and `ERROR` are final. */
   state: ExperimentState;
-  /** The whole configuration, defaults filled in, with the seed that was chosen. */
+  /** Complete configuration with defaults and the chosen seed. */
   config: Record<string, unknown>;
   /** 0 to 1. */
   progress: number;
-  /** When it was submitted. */
+  /** Time of submission. */
   created_at: string;
-  /** When its first run began. */
+  /** Start time of its first run. */
   started_at: string | null;
-  /** When it ended. */
+  /** End time. */
   ended_at: string | null;
-  /** Set aside. */
+  /** Whether it is archived. */
   archived: boolean;
-  /** Submitted with `test`. */
+  /** Whether it was submitted with `test`. */
   test_mode: boolean;
-  /** Id of the original. */
+  /** Id of the original experiment of a fork. */
   forked_from: number | null;
-  /** Uuid of the checkpoint whose weights its trials begin with. */
+  /** Uuid of the checkpoint from which its trials start. */
   source_checkpoint: string | null;
-  /** How trials are chosen. */
+  /** Name of the searcher. */
   searcher_name: string;
-  /** By which validation metric they are compared; null for a single trial that names none. */
+  /** Validation metric that compares trials; null for a single trial without one. */
   metric: string | null;
-  /** Which way they are compared. */
+  /** Whether smaller values of the metric are better. */
   smaller_is_better: boolean;
-  /** How many there are by now. */
+  /** Number of trials created so far. */
   num_trials: number;
-  /** How many of them ended with an error. */
+  /** Number of trials that ended with an error. */
   failed_trials: number;
-  /** How many of them were canceled. */
+  /** Number of canceled trials. */
   canceled_trials: number;
-  /** The best trial by now. */
+  /** Best trial so far. */
   best_trial_id: number | null;
-  /** Its metric. */
+  /** Metric of the best trial. */
   best_validation: Num | null;
-  /** Why none of its trials runs, while it is `ACTIVE`; else null. */
+  /** Why none of its trials runs while it is `ACTIVE`; else null. */
   waiting_reason: string | null;
-  /** One line, when the state is `ERROR` or no trial has a result; the logs have the traceback. */
+  /** One-line error if it failed or no trial has a result; the logs have the traceback. */
   error: string | null;
-  /** Why it ended without a result, also when it is `COMPLETED`: every trial failed, or none reported a number for the metric; else null. */
+  /** Why it ended without a result, even if `COMPLETED`: all trials failed, or none reported a number for the metric; else null. */
   result_problem: string | null;
-  /** Searched hyperparameters that no trial has read; empty while that is not known. */
+  /** Searched hyperparameters that no trial has read; empty while unknown. */
   unread_hparams: Array<string>;
 }
 
-/** One experiment. */
+/** Response with one experiment. */
 export interface ExperimentAnswer {
   experiment: Experiment;
-  /** What a submission came upon that is no reason to refuse it, a line each. */
+  /** Warnings of a submission, one line each. */
   warnings: Array<string>;
 }
 
@@ -236,7 +236,7 @@ export interface ExperimentColumns {
   columns: Record<string, Array<Num | null>>;
 }
 
-/** A page of experiments. */
+/** Page of experiments. */
 export interface ExperimentPage {
   experiments: Array<Experiment>;
   next_after: string | null;
@@ -245,7 +245,7 @@ export interface ExperimentPage {
 /** State of an experiment. */
 export type ExperimentState = "ACTIVE" | "CANCELED" | "COMPLETED" | "ERROR" | "PAUSED" | "STOPPING_CANCELED" | "STOPPING_COMPLETED" | "STOPPING_ERROR" | "STOPPING_KILLED";
 
-/** The server is up and its database answers. */
+/** Response of a healthy server with a working database. */
 export interface Health {
   status: "ok";
 }
@@ -286,7 +286,7 @@ export interface Improvement {
   value: Num;
 }
 
-/** Version and capabilities of the server. */
+/** Version, database and cluster of the server. */
 export interface Info {
   version: string;
   home: string;
@@ -346,51 +346,51 @@ export interface JobPage {
   next_after: null;
 }
 
-/** One line of a log. */
+/** Line of a log. */
 export interface Log {
-  /** Number; lines come in the order in which they arrived. */
+  /** Id; increases in the order of arrival. */
   id: number;
-  /** Whose line it is. */
+  /** Trial of the line. */
   trial_id: number | null;
-  /** Of which run. */
+  /** Run of the line. */
   run_id: number | null;
-  /** Who wrote it; null for the agent and the server. */
+  /** Rank that wrote it; null for the agent and the server. */
   rank: number | null;
-  /** Where it was written. */
+  /** Stream or process that wrote it. */
   stream: "agent" | "server" | "stderr" | "stdout";
-  /** `DEBUG`, `INFO`, `WARNING`, `ERROR` or `CRITICAL` where it is known. */
+  /** `DEBUG`, `INFO`, `WARNING`, `ERROR` or `CRITICAL`, if known. */
   level: string | null;
-  /** The line. */
+  /** Text of the line. */
   text: string;
-  /** When it was written. */
+  /** Time of writing. */
   time: string | null;
   /** Host of the agent that sent it; null for the server. */
   host: string | null;
 }
 
-/** A page of log lines. */
+/** Page of log lines. */
 export interface LogPage {
   logs: Array<Log>;
   next_after: number | null;
 }
 
-/** A link that opens the page once. */
+/** Link that opens the page once. */
 export interface LoginLink {
   url: string;
 }
 
-/** A metric that a trial has reported. */
+/** Metric that a trial has reported. */
 export interface MetricName {
   group: string;
   name: string;
 }
 
-/** Answer of ``metric-names``. */
+/** Response of ``metric-names``. */
 export interface MetricNames {
   names: Array<MetricName>;
 }
 
-/** Answer of ``metrics``. */
+/** Response of ``metrics``. */
 export interface Metrics {
   metrics: Array<Curve>;
 }
@@ -456,19 +456,19 @@ export interface ModelVersion {
 
 /** Agents that are scheduled together. */
 export interface Pool {
-  /** Given with `zerolab agent start --pool`, and in `resources.resource_pool`. */
+  /** Name, as in `zerolab agent start --pool` and `resources.resource_pool`. */
   name: string;
-  /** In which order its jobs start. */
+  /** Order in which its jobs start. */
   policy: "fair_share" | "fifo" | "priority";
-  /** Agents in it that are there. */
+  /** Number of its live agents. */
   agents: number;
-  /** Their slots. */
+  /** Number of their slots. */
   slots: number;
-  /** Slots on which a run could start now. */
+  /** Number of slots on which a run could start now. */
   free_slots: number;
-  /** Experiments in it that have not ended. */
+  /** Number of its experiments that have not ended. */
   jobs: number;
-  /** Most slots that its jobs may hold together: its quota. */
+  /** Quota: maximum number of slots that its jobs may hold together. */
   max_slots: number | null;
 }
 
@@ -519,55 +519,55 @@ export interface QuotaPage {
 
 /** Removed checkpoints, or those that a dry run would remove. */
 export interface Removal {
-  /** Nothing was done. */
+  /** Whether nothing was removed. */
   dry_run: boolean;
-  /** What goes of each. */
+  /** Removed checkpoints or files. */
   checkpoints: Array<RemovedCheckpoint>;
-  /** Of all that goes. */
+  /** Size of all removed files. */
   size_bytes: number;
 }
 
-/** What goes of a checkpoint. */
+/** Removed checkpoint, or removed files of one. */
 export interface RemovedCheckpoint {
-  /** Its name. */
+  /** Unique name. */
   uuid: string;
-  /** Whose state it is. */
+  /** Trial that saved it. */
   trial_id: number;
-  /** Batches that the trial had trained. */
+  /** Number of batches that the trial had trained. */
   steps_completed: number;
-  /** Whether all of it goes. */
+  /** Whether all its files are removed. */
   whole: boolean;
-  /** The files that go. */
+  /** Removed files. */
   files: Array<string>;
-  /** Of those files. */
+  /** Size of the removed files. */
   size_bytes: number;
 }
 
 /** One continuous execution of a trial. */
 export interface Run {
-  /** Number, from 1, over all trials. */
+  /** Id, from 1, unique over all trials. */
   id: number;
-  /** Whose run it is. */
+  /** Its trial. */
   trial_id: number;
-  /** Where it stands. */
+  /** State. */
   state: RunState;
-  /** Names of the agents whose slots it holds or held, the first with the chief; those that were forgotten are left out. */
+  /** Names of the agents whose slots it holds or held, chief first, without deleted agents. */
   agents: Array<string>;
-  /** When it was given its slots. */
+  /** Time when it got its slots. */
   created_at: string;
-  /** When its ranks were started. */
+  /** Time when its ranks started. */
   started_at: string | null;
-  /** When it gave its slots back. */
+  /** Time when it released its slots. */
   ended_at: string | null;
-  /** Of its launcher; null while it runs, and where nobody learned it. */
+  /** Exit code of its launcher; null while it runs or if unknown. */
   exit_code: number | null;
-  /** Why it ended, where it did not complete. */
+  /** Why it ended, if it did not complete. */
   reason: string | null;
-  /** Whether it ended with an error. False while it runs, and where it gave its slots back. */
+  /** Whether it ended with an error; false while it runs or if it was preempted. */
   failed: boolean;
 }
 
-/** All runs of a trial, the oldest first. */
+/** All runs of a trial, oldest first. */
 export interface RunPage {
   runs: Array<Run>;
   next_after: null;
@@ -576,23 +576,23 @@ export interface RunPage {
 /** State of a run, which holds its slots until it has exited. */
 export type RunState = "ASSIGNED" | "EXITED" | "RUNNING";
 
-/** A length at which trials are compared. */
+/** Length at which trials are compared. */
 export interface Rung {
   /** Length in the unit of the search. */
   length: number;
-  /** Trials on their way to it. */
+  /** Trials that train towards it. */
   training: Array<number>;
-  /** Trials that were judged there, best first. */
+  /** Results at this rung, best first. */
   entries: Array<RungEntry>;
 }
 
-/** A trial that was judged at a rung. */
+/** Result of a trial at a rung. */
 export interface RungEntry {
-  /** Which trial. */
+  /** The trial. */
   trial_id: number;
-  /** As it was reported; null when it was not a number, or never came. */
+  /** Reported metric; null if it was NaN or missing. */
   metric: Num | null;
-  /** `promoted` went on to the next rung; `paused` waits, and may still go on; `stopped` ended there; `completed` is at the highest rung; `failed` ended early, and ranks last. */
+  /** `promoted`: continued to the next rung. `paused`: may still be promoted. `stopped`: ended at this rung. `completed`: reached the highest rung. `failed`: ended early, ranks last. */
   state: EntryState;
 }
 
@@ -665,42 +665,42 @@ export interface SearchProgress {
   validations: number;
 }
 
-/** A search. */
+/** Response with the state of a search. */
 export interface SearcherAnswer {
   searcher: SearcherState;
 }
 
 /** Rungs and trials of a search. */
 export interface SearcherState {
-  /** Which searcher. */
+  /** Name of the searcher. */
   name: string;
   /** Unit of all lengths; null if trials decide their lengths. */
   unit: "batches" | "epochs" | null;
-  /** By which trials are compared; null for a single trial that names none. */
+  /** Metric that compares trials; null for a single trial without one. */
   metric: string | null;
-  /** Which way they are compared. */
+  /** Whether smaller values of the metric are better. */
   smaller_is_better: boolean;
-  /** Whether it wants no more trials. */
+  /** Whether it creates no more trials. */
   done: boolean;
   /** 0 to 1. */
   progress: number;
-  /** Empty for a searcher that compares no trials while they train. */
+  /** Brackets; empty if the searcher does not compare trials during training. */
   brackets: Array<Bracket>;
-  /** Why nothing can be said of where the trials stand; null when all is well. */
+  /** Why the state is unknown; null if it is known. */
   problem: string | null;
 }
 
-/** A device of an agent. */
+/** Device of an agent. */
 export interface Slot {
-  /** Number, from 0, on its agent. */
+  /** Number on its agent, from 0. */
   id: number;
   /** `cpu`, or `cuda:0 NAME`. */
   device: string;
-  /** The run that holds it. */
+  /** Run that holds it. */
   run_id: number | null;
-  /** Whether new runs may start on it, as its owner says. */
+  /** Whether users allow new runs on it. */
   enabled: boolean;
-  /** Whether nothing can start on it now, for its agent's cluster has no node for it. */
+  /** Whether the cluster of its agent has lost the node, so that nothing can start on it. */
   down: boolean;
 }
 
@@ -709,68 +709,68 @@ export interface SubmittedAnswer {
   config: Record<string, unknown>;
 }
 
-/** A token: the owner's, or the join token of agents. */
+/** Token: the owner's, or the join token of agents. */
 export interface Token {
   token: string;
 }
 
-/** One choice of hyperparameters. */
+/** Training with one choice of hyperparameters. */
 export interface Trial {
-  /** Number, from 1, over all experiments. */
+  /** Id, from 1, unique over all experiments. */
   id: number;
-  /** Whose trial it is. */
+  /** Its experiment. */
   experiment_id: number;
-  /** Where it stands. `PAUSED`: it gave its slots back and waits. */
+  /** State. `PAUSED`: it released its slots and waits. */
   state: TrialState;
-  /** What the searcher chose. */
+  /** Hyperparameters chosen by the searcher. */
   hparams: Record<string, unknown>;
-  /** What the searcher chose. */
+  /** Seed chosen by the searcher. */
   seed: number;
-  /** How often it has failed and been started again. */
+  /** Number of restarts after failures. */
   restarts: number;
-  /** Batches. */
+  /** Number of trained batches. */
   steps_completed: number;
   /** 0 to 1. */
   progress: number;
-  /** What its run is doing: `starting`, `training`, `validating`, `checkpointing`. */
+  /** Activity of its run: `starting`, `training`, `validating`, `checkpointing`. */
   activity: string | null;
-  /** Why it has no slots, while it is `QUEUED`; while it is `PAUSED`, what its script did wrong where its searcher compares trials; else null. */
+  /** Why it has no slots while it is `QUEUED`; an error of its script at a rung while it is `PAUSED`; else null. */
   waiting_reason: string | null;
-  /** Names of the log policies that have matched its log. */
+  /** Names of log policies that matched its log. */
   labels: Array<string>;
-  /** Whether a user has put it away: lists can leave it out. */
+  /** Whether it is archived; lists can exclude it. */
   archived: boolean;
   /** Best value of the searcher's metric. */
   best_validation: Num | null;
-  /** The batch of that validation. */
+  /** Batch of the best validation. */
   best_steps: number | null;
   /** Latest value of the searcher's metric. */
   latest_validation: Num | null;
-  /** What it has cost: slots times the seconds for which its runs have held them, until now. */
+  /** Cost so far: slots times seconds for which its runs held them. */
   slot_seconds: number;
-  /** A uuid. */
+  /** Uuid of the latest checkpoint. */
   latest_checkpoint: string | null;
-  /** A uuid. */
+  /** Uuid of the best checkpoint. */
   best_checkpoint: string | null;
-  /** The trial whose weights it begins with, where the searcher chose it. */
+  /** Trial from whose weights it starts, if chosen by the searcher. */
   source_trial_id: number | null;
-  /** Uuid of the checkpoint whose weights it begins with; empty when its source has none. */
+  /** Uuid of the checkpoint from which it starts; empty if its source trial has none. */
   source_checkpoint: string | null;
-  /** The run that holds slots for it now. */
+  /** Current run. */
   run_id: number | null;
-  /** When the searcher asked for it. */
+  /** Time when the searcher created it. */
   created_at: string;
-  /** When its first run began. */
+  /** Start time of its first run. */
   started_at: string | null;
-  /** When it ended. */
+  /** End time. */
   ended_at: string | null;
-  /** One line for the user. */
+  /** One-line message for the user. */
   error: string | null;
-  /** Why it ended without a result, also when it is `COMPLETED` (no validation, or never a number); else null. */
+  /** Why it ended without a result, even if `COMPLETED` (no validation, or only NaN); else null. */
   result_problem: string | null;
 }
 
-/** One trial. */
+/** Response with one trial. */
 export interface TrialAnswer {
   trial: Trial;
 }
@@ -781,11 +781,11 @@ export interface TrialColumns {
   columns: Record<string, Array<number | string | boolean | null>>;
 }
 
-/** A page of trials. */
+/** Page of trials. */
 export interface TrialPage {
   trials: Array<Trial>;
   next_after: string | null;
-  /** How many there are on all pages. */
+  /** Number of trials on all pages. */
   total: number;
 }
 

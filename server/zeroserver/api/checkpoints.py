@@ -1,4 +1,4 @@
-"""Routes of checkpoints (list, read, download), and a check of the storage."""
+"""Routes of checkpoints (list, read, download, remove), and a storage check."""
 
 import logging
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.rows import CheckpointRow, ExperimentRow, Row, TrialRow, find_row
 from zeroserver.store.schema import checkpoints
 
-if TYPE_CHECKING:  # pydantic's models of the whole file, and fsspec
+if TYPE_CHECKING:  # imports pydantic models and fsspec
     from zerolab.config.experiment.storage import CheckpointStorageConfig
 
 __all__ = ["check_storage", "router"]
@@ -48,18 +48,18 @@ CheckpointState = Literal["COMPLETED", "PARTIAL", "DELETED", "ERROR"]
 _STORED_STATES = ("COMPLETED", "PARTIAL")
 
 
-async def _wanted(
+async def _list_filters(
     state: CheckpointState | None = None, after: After = None, limit: Limit = 100
 ) -> tuple[CheckpointState | None, PageRequest]:
     return state, PageRequest("id", after, limit)
 
 
-Wanted = Annotated[tuple[CheckpointState | None, PageRequest], Depends(_wanted)]
+ListFilters = Annotated[tuple[CheckpointState | None, PageRequest], Depends(_list_filters)]
 """State filter and page of a list of checkpoints."""
 
 
 def _page(
-    connection: Connection, owners: type[Row], owner_id: int, selection: Wanted
+    connection: Connection, owners: type[Row], owner_id: int, selection: ListFilters
 ) -> CheckpointPage:
     state, page_request = selection
     owned = queries.owned(connection, checkpoints, owners, owner_id)
@@ -77,9 +77,9 @@ def _page(
 
 @router.get("/experiments/{experiment_id}/checkpoints")
 async def list_experiment_checkpoints(
-    services: ServicesDep, experiment_id: IdPath, selection: Wanted
+    services: ServicesDep, experiment_id: IdPath, selection: ListFilters
 ) -> CheckpointPage:
-    """List an experiment's checkpoints, the oldest first."""
+    """List an experiment's checkpoints, oldest first."""
     return await services.read(
         lambda connection: _page(connection, ExperimentRow, experiment_id, selection)
     )
@@ -87,9 +87,9 @@ async def list_experiment_checkpoints(
 
 @router.get("/trials/{trial_id}/checkpoints")
 async def list_trial_checkpoints(
-    services: ServicesDep, trial_id: IdPath, selection: Wanted
+    services: ServicesDep, trial_id: IdPath, selection: ListFilters
 ) -> CheckpointPage:
-    """List a trial's checkpoints, the oldest first."""
+    """List a trial's checkpoints, oldest first."""
     return await services.read(lambda connection: _page(connection, TrialRow, trial_id, selection))
 
 
@@ -97,7 +97,7 @@ async def list_trial_checkpoints(
 async def get_experiment_best_checkpoint(
     services: ServicesDep, experiment_id: IdPath
 ) -> BestCheckpointAnswer:
-    """Read the checkpoint of an experiment whose own validation is the best."""
+    """Read the checkpoint of an experiment with the best validation at its step."""
 
     def read(connection: Connection) -> BestCheckpointAnswer:
         experiment = find_row(connection, ExperimentRow, experiment_id)
@@ -112,7 +112,7 @@ async def get_experiment_best_checkpoint(
 async def get_trial_best_checkpoint(
     services: ServicesDep, trial_id: IdPath
 ) -> BestCheckpointAnswer:
-    """Read the checkpoint of a trial whose own validation is the best."""
+    """Read the checkpoint of a trial with the best validation at its step."""
 
     def read(connection: Connection) -> BestCheckpointAnswer:
         trial = find_row(connection, TrialRow, trial_id)
@@ -132,8 +132,8 @@ def _best(
 
     Args:
         connection: Database connection.
-        experiment: Experiment whose metric compares.
-        trial: Trial with the best validation; None without any.
+        experiment: Experiment whose metric is used.
+        trial: Trial with the best validation, if any.
         condition: Condition that selects the checkpoints to compare.
     """
     best = None
@@ -154,7 +154,7 @@ def _note(
     trial: TrialRow | None,
     best: Any,
 ) -> str | None:
-    """Return a note if the best validation has no checkpoint; None if it has or may get one."""
+    """Return a note if the best validation has no checkpoint and will not get one."""
     if trial is None or trial.best_validation is None or trial.state not in TRIAL_ENDED:
         return None
     if best is not None and best.value == trial.best_validation:
@@ -221,18 +221,18 @@ def check_storage(
 ) -> list[str]:
     """Check an experiment's object store by writing to it.
 
-    A store that does not respond is only a warning: it may be back when a trial starts.
+    A store that does not respond causes only a warning, since it may recover before a trial starts.
 
     Args:
         storage: Storage section of the experiment.
         installation: Name of this installation in a shared storage.
-        limit_s: Timeout in seconds; the storage libraries give up after minutes only.
+        limit_s: Timeout in seconds; those of the storage libraries are minutes.
 
     Returns:
-        Warnings for the user who submits.
+        Warnings for the user who submits the experiment.
 
     Raises:
-        ConfigError: If the server has not the package for it, or the store does not let it in.
+        ConfigError: If the server lacks the package for the storage, or the store denies access.
     """
     from zerolab.config.experiment.storage import address_of
     from zerolab.storage.objects import StorageRefusedError
@@ -248,20 +248,20 @@ def check_storage(
             f"checkpoint_storage.type: {missing} (on the server's machine, and on every agent's)"
         )
         raise ConfigError("experiment", [problem])
-    ended: Future[None] = Future()
+    result: Future[None] = Future()
 
     def probe() -> None:
         try:
             CheckpointStore(address, owner=installation).probe_bucket()
-        except Exception as error:  # noqa: BLE001 - whoever waits for it is told
-            ended.set_exception(error)
+        except Exception as error:  # noqa: BLE001 - raised by the future
+            result.set_exception(error)
         else:
-            ended.set_result(None)
+            result.set_result(None)
 
-    # No pool: when the server ends, nobody waits for what a library still tries.
+    # A daemon thread, not a pool: shutdown must not wait for retries of a library.
     Thread(target=probe, name="storage check", daemon=True).start()
     try:
-        ended.result(limit_s)
+        result.result(limit_s)
     except StorageRefusedError as error:
         raise ConfigError("experiment", [f"checkpoint_storage: {error}"]) from error
     except StorageError as error:

@@ -1,4 +1,4 @@
-"""Parameters and responses that many routes share."""
+"""Parameters and responses shared by many routes."""
 
 import re
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 
 
 def id_of(text: str) -> int | None:
-    """Read an id from a path; None if it is none. One id has one path."""
+    """Parse an id of a path; None if it is invalid. An id has only one valid spelling."""
     number = int(text) if _ID.fullmatch(text) else 0
     return number if 0 < number <= MAX_ID else None
 
@@ -56,13 +56,15 @@ def _whole(text: Any) -> Any:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
-"""A number in a query, in the one way to write it: ``1``, not ``1.0`` or ``1_0``."""
+"""Integer of a query in canonical form: ``1``, not ``1.0`` or ``1_0``."""
 
 IdPath = Annotated[int, BeforeValidator(_path_id), Path(ge=1, le=MAX_ID)]
-Limit = Annotated[Whole, Query(ge=1, le=1000, description="Most rows of a page.")]
-After = Annotated[str | None, Query(max_length=500, description="next_after of the page before.")]
-LineCursor = Annotated[Whole, Query(ge=0, le=MAX_ID, description="Lines after the one of this id.")]
-Tail = Annotated[Whole | None, Query(ge=1, le=10_000, description="Only so many lines, the last.")]
+Limit = Annotated[Whole, Query(ge=1, le=1000, description="Maximum number of rows of a page.")]
+After = Annotated[str | None, Query(max_length=500, description="next_after of the previous page.")]
+LineCursor = Annotated[
+    Whole, Query(ge=0, le=MAX_ID, description="Only lines after the line with this id.")
+]
+Tail = Annotated[Whole | None, Query(ge=1, le=10_000, description="Only the last N lines.")]
 Rank = Annotated[Whole | None, Query(ge=0, le=2**31 - 1)]
 Where = Annotated[
     str | None,
@@ -77,21 +79,21 @@ PlainText = Annotated[str, AfterValidator(check_text)]
 Level = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 
 _MEANINGS = {
-    400: "The request is not understood.",
+    400: "Malformed request.",
     401: "No valid token.",
-    403: "The token allows less than this.",
-    404: "There is no such thing.",
-    409: "Its state does not allow it.",
+    403: "The token does not permit this request.",
+    404: "Not found.",
+    409: "The state does not allow it.",
     413: "Too large.",
-    429: "As many of these are going on as the server takes at a time; try again.",
-    422: "Something in the request does not hold; `problems` lists all of it.",
-    503: "The database cannot take it now; try again.",
+    429: "Too many concurrent requests of this kind; try again.",
+    422: "Invalid values; `problems` lists all of them.",
+    503: "The database is not available; try again.",
 }
 
 FILE_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {}}, "description": "The bytes of the file."}
 }
-"""For the ``responses`` of a route that answers with a file."""
+"""Value of ``responses`` for a route that returns a file."""
 
 
 def document_resources(document: dict[str, Any], models: Iterable[Any]) -> None:
@@ -110,6 +112,6 @@ def document_resources(document: dict[str, Any], models: Iterable[Any]) -> None:
             documented = {
                 status: item
                 for status, item in operation["responses"].items()
-                if status < "400" or "x-own" in item  # not FastAPI's own 422
+                if status < "400" or "x-own" in item  # without FastAPI's own 422
             }
             operation["responses"] = errors | documented

@@ -1,4 +1,4 @@
-"""Event streams: what changes, as it changes, with a cursor (server-sent events)."""
+"""Event streams of changes with a cursor (server-sent events)."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
@@ -25,7 +25,7 @@ __all__ = ["router"]
 router = resource_router("/api/v1", "events")
 
 _PAUSE_S = 15.0
-"""Silence after which a comment is sent, so that a dead connection is noticed."""
+"""Idle time after which a comment is sent, to detect dead connections."""
 
 _MANY = 1000
 
@@ -36,7 +36,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 Event = tuple[int | None, str, Any]
-"""Number of its entry, name and data."""
+"""Number of the journal entry, name and data."""
 
 
 @router.get("/experiments/{experiment_id}/events", response_class=StreamingResponse,
@@ -44,14 +44,14 @@ Event = tuple[int | None, str, Any]
 async def follow_experiment(
     services: ServicesDep, experiment_id: IdPath, last_event_id: LastEventId = None
 ) -> StreamingResponse:
-    """Follow an experiment: events experiment, trial, metric, checkpoint and log."""
+    """Stream the events of an experiment: experiment, trial, metric, checkpoint and log."""
     await services.read(lambda connection: find_row(connection, ExperimentRow, experiment_id))
     return _stream(services, experiment_id, last_event_id)
 
 
 @router.get("/events", response_class=StreamingResponse, responses=_STREAM)
 async def follow_all(services: ServicesDep, last_event_id: LastEventId = None) -> StreamingResponse:
-    """Follow all experiments: events experiment, trial, and cluster when agents or runs change."""
+    """Stream the events of all experiments: experiment, trial, and cluster (agents and runs)."""
     return _stream(services, ALL, last_event_id)
 
 
@@ -95,7 +95,7 @@ async def _load(services: Services, entries: list[Entry], experiment_id: int) ->
 def _resources(
     connection: Connection, orchestrator: Orchestrator, entries: list[Entry]
 ) -> list[Event]:
-    """Convert entries to events; an object that changed twice appears once, as it is now."""
+    """Convert entries to events with current data; a repeatedly changed object appears once."""
     last = {_key(entry): entry.number for entry in entries}
     result: list[Event] = []
     for entry in entries:
@@ -112,7 +112,7 @@ def _key(entry: Entry) -> tuple[str, Any]:
 
 
 def _data(connection: Connection, orchestrator: Orchestrator, entry: Entry) -> Iterable[Any]:
-    if entry.kind in {"metric", "cluster"}:  # the entry is complete
+    if entry.kind in {"metric", "cluster"}:  # the entry contains the data
         return [msgspec.Raw(entry.resource)]
     if entry.kind == "log":
         first, last = entry.resource
@@ -129,27 +129,27 @@ def _data(connection: Connection, orchestrator: Orchestrator, entry: Entry) -> I
             return [queries.experiment(experiment, orchestrator.queue.waiting)]
         trial = find_row(connection, TrialRow, entry.resource)
         return queries.trial_list(connection, [trial], orchestrator)
-    except NotFoundError:  # deleted since
+    except NotFoundError:  # deleted concurrently
         return [{"id": entry.resource, "deleted": True}]
 
 
 def _everything(
     connection: Connection, orchestrator: Orchestrator, experiment_id: int
 ) -> list[Event]:
-    """Return the current state, and ask a reader that may have missed events to reload."""
+    """Return the current state and reload events, for a reader that may have missed events."""
     reload = [(None, name, {"reload": True}) for name in ("metric", "checkpoint", "log")]
     if experiment_id == ALL:
         return [(None, "experiment", {"reload": True})]
     row = find_row(connection, ExperimentRow, experiment_id)
-    reported: list[Event] = [
+    events: list[Event] = [
         (None, "experiment", queries.experiment(row, orchestrator.queue.waiting))
     ]
     if row.num_trials > _MANY:
-        return [*reported, (None, "trial", {"reload": True}), *reload]
+        return [*events, (None, "trial", {"reload": True}), *reload]
     query = select(trials).where(trials.c.experiment_id == experiment_id).order_by(trials.c.id)
     rows = read_rows(connection, TrialRow, query)
     result = queries.trial_list(connection, rows, orchestrator)
-    return reported + [(None, "trial", item) for item in result] + reload
+    return events + [(None, "trial", item) for item in result] + reload
 
 
 def _event(cursor: str | None, name: str, data: Any) -> bytes:

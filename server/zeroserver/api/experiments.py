@@ -50,7 +50,7 @@ async def create_experiment(
     activate: bool = True,
     test: bool = False,
 ) -> ExperimentAnswer:
-    """Submit an experiment; it is validated completely first."""
+    """Submit an experiment after a complete validation."""
     raw = _mapping(config)
     content = await archive.read()
     submission = await run_in_threadpool(_checked, services, raw, content, activate, test)
@@ -71,7 +71,7 @@ def _checked(
     activate: bool,
     test: bool,
 ) -> Submission:
-    # Checking loads the engine's configuration, which a server that only starts can do without.
+    # Imported here, since they load the engine's configuration, which startup does not need.
     from zerolab.config.validation import check_experiment
     from zerolab.schema.hyperparameters import space_warnings
     from zeroserver.api.checkpoints import check_storage
@@ -96,8 +96,8 @@ def _checked(
         config=checked,
         prepared_search=[NewSearch.of(checked, seed)],
         raw_config=raw,
-        # Before the row that names it: a crash in between leaves a file that the next start
-        # removes. The other order could leave an experiment without its code.
+        # Stored before the row that refers to it: after a crash in between, the next start removes
+        # the file. The reverse order could leave an experiment without its code.
         archive=store_archive(services.orchestrator.home.archives, content),
         seed=seed,
         activate=activate,
@@ -112,10 +112,10 @@ async def _submit(services: Services, submission: Submission, content: bytes) ->
         try:
             experiment_id = await services.write(lambda work: work.experiments.create(submission))
             break
-        except ArchiveGoneError:  # it was there, and went with an experiment deleted meanwhile
+        except ArchiveGoneError:  # removed with an experiment that was deleted concurrently
             await run_in_threadpool(store_archive, archives, content)
         except Exception:
-            with suppress(StoreError):  # the next start removes it
+            with suppress(StoreError):  # the next start removes the archive
                 await services.write(
                     lambda work: work.experiments.release_archive(submission.archive)
                 )
@@ -133,7 +133,7 @@ def experiment_answer(
     experiment_id: int,
     warnings: Sequence[str] = (),
 ) -> ExperimentAnswer:
-    """Read an experiment as a response, with the warnings of its submission."""
+    """Return the response with an experiment and the warnings of its submission."""
     row = find_row(connection, ExperimentRow, experiment_id)
     return ExperimentAnswer(
         queries.experiment(row, services.orchestrator.queue.waiting), list(warnings)
@@ -151,7 +151,7 @@ async def list_experiments(
     after: After = None,
     limit: Limit = 100,
 ) -> ExperimentPage:
-    """List experiments, the newest first."""
+    """List experiments, newest first."""
 
     def read(connection: Connection) -> ExperimentPage:
         columns = experiments.c
@@ -183,7 +183,7 @@ async def get_experiment(services: ServicesDep, experiment_id: IdPath) -> Experi
 
 
 class ExperimentPatch(BaseModel):
-    """Changes of a job; fields that are left out stay unchanged."""
+    """Changes of an experiment; omitted fields stay unchanged."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -231,12 +231,12 @@ async def patch_experiment(
 
 @router.delete("/{experiment_id}", status_code=204)
 async def delete_experiment(services: ServicesDep, experiment_id: IdPath) -> Response:
-    """Delete an experiment that has ended, its checkpoints and its archive."""
+    """Delete an ended experiment, its checkpoints and its archive."""
 
     def job(work: UnitOfWork) -> bool:
         return work.experiments.remove(experiment_id)
 
-    while not await services.write(job):  # others get their turn in between
+    while not await services.write(job):  # other jobs may run in between
         services.database.deleted = True
     services.database.deleted = True
     await services.remove_orphans()
@@ -244,18 +244,18 @@ async def delete_experiment(services: ServicesDep, experiment_id: IdPath) -> Res
 
 
 class Changes(BaseModel):
-    """Changes of the configuration."""
+    """Changes of an experiment's configuration."""
 
     model_config = ConfigDict(extra="forbid")
 
     config: dict[str, Any] = Field(default_factory=dict)
-    """Merged into the configuration as it was submitted, block by block."""
+    """Merged into the submitted configuration, block by block."""
     activate: bool = True
-    """If false, it is paused."""
+    """If false, the new experiment is paused."""
 
 
 class Fork(Changes):
-    """Fork of an experiment, with changes or with another file."""
+    """Fork of an experiment, with changes or another file."""
 
     yaml: Annotated[PlainText, Field(max_length=1_000_000)] | None = None
     """Complete experiment file that replaces the original's; `config` is merged into it."""
@@ -265,7 +265,7 @@ class Fork(Changes):
 async def fork_experiment(
     services: ServicesDep, experiment_id: IdPath, fork: Fork | None = None
 ) -> ExperimentAnswer:
-    """Submit an experiment again, with changes or with another file."""
+    """Fork an experiment, with changes or another file."""
     fork = fork or Fork()
     original = await services.read(
         lambda connection: find_row(connection, ExperimentRow, experiment_id)
@@ -280,7 +280,7 @@ async def fork_experiment(
 
 
 def _read_yaml(text: str) -> dict[str, Any]:
-    from zerolab.config.files import parse_yaml  # as _checked
+    from zerolab.config.files import parse_yaml  # as in _checked
 
     return parse_yaml(text, "experiment")
 
@@ -301,12 +301,12 @@ async def submit_again(
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge one configuration into another, block by block; a value replaces a block or a list."""
+    """Merge one configuration into another, block by block; other values are replaced."""
     result = dict(base)
     for key, value in over.items():
-        below = result.get(key)
-        both = isinstance(value, Mapping) and isinstance(below, Mapping)
-        result[key] = overlay(below, value) if both else value  # type: ignore[arg-type]
+        current = result.get(key)
+        is_block = isinstance(value, Mapping) and isinstance(current, Mapping)
+        result[key] = overlay(current, value) if is_block else value  # type: ignore[arg-type]
     return result
 
 
@@ -334,7 +334,7 @@ Action = Literal["pause", "activate", "cancel", "kill", "archive", "unarchive"]
 async def act_on_experiment(
     services: ServicesDep, experiment_id: IdPath, action: Action
 ) -> ExperimentAnswer:
-    """Pause, activate, cancel, kill, archive or unarchive; repeating it changes nothing."""
+    """Pause, activate, cancel, kill, archive or unarchive an experiment; idempotent."""
     if action == "activate":
         await services.load_searcher(experiment_id)
     await services.write(lambda work: work.experiments.act(experiment_id, action))

@@ -1,4 +1,4 @@
-"""Database queries of the REST API: keyset pagination, never a query in a loop."""
+"""Database queries of the REST API: keyset pagination, and no query in a loop."""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
@@ -70,15 +70,15 @@ LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def owned(
-    connection: Connection, what: Table, owners: type[Row], owner_id: int
+    connection: Connection, table: Table, owners: type[Row], owner_id: int
 ) -> ColumnElement[bool]:
-    """Return the condition for rows of an experiment or a trial.
+    """Return the condition for the rows of an experiment or trial.
 
     Raises:
         NotFoundError: If there is no such owner.
     """
     find_row(connection, owners, owner_id)
-    owner: ColumnElement[int] = what.c[f"{owners.table.name.removesuffix('s')}_id"]
+    owner: ColumnElement[int] = table.c[f"{owners.table.name.removesuffix('s')}_id"]
     return owner == owner_id
 
 
@@ -89,7 +89,7 @@ class PageRequest(NamedTuple):
     """Order, cursor and length of a page."""
 
     sort: str
-    """Column; a leading ``-`` sorts in descending order; rows without a value come last."""
+    """Column; a leading ``-`` sorts in descending order. Rows without a value come last."""
     after: str | None
     """Cursor from the previous page."""
     limit: int
@@ -128,7 +128,7 @@ def page(
         query = query.order_by(ordered.nulls_last(), by_id)
     if only is None:
         fetched = read_rows(connection, kind, query.limit(limit + 1))
-    else:  # too many ids for an IN clause, so they are filtered while rows stream in
+    else:  # too many ids for an IN clause: filter the streamed rows
         with connection.execute(query.with_only_columns(row_id)) as result:
             ids = [*islice(filter(only.__contains__, result.scalars()), limit + 1)]
         fetched = rows_of(connection, kind, ids)
@@ -151,17 +151,17 @@ def _behind(
         return beyond(row_id, last_id)
     if value is not None and not isinstance(value, column.type.python_type | int):
         raise ConfigError("request", [f"after: does not fit this order, got {after[:100]!r}"])
-    # A condition on the last row instead of OFFSET: the index finds it at once however far the page
-    # is, and rows that are added or removed in between neither repeat nor hide others. The id makes
-    # the order total, since values may be equal. Rows without a value come last in both directions.
+    # Keyset pagination instead of OFFSET: the index finds any page at once, and rows added or
+    # removed in between neither repeat nor hide others. The id breaks ties. Rows without a value
+    # come last in both directions.
     if value is None:
         return and_(column.is_(None), beyond(row_id, last_id))
-    same = and_(column == value, beyond(row_id, last_id))
-    return or_(beyond(column, value), same, column.is_(None))
+    is_tie = and_(column == value, beyond(row_id, last_id))
+    return or_(beyond(column, value), is_tie, column.is_(None))
 
 
 def experiment(row: ExperimentRow, waiting: Waiting) -> Experiment:
-    """Convert a row to a resource; ``waiting`` has the reason if it waits."""
+    """Convert a row to a resource, with the reason if it waits."""
     return Experiment.of(
         row,
         config=_masked_config(row.config),
@@ -174,9 +174,9 @@ def experiment(row: ExperimentRow, waiting: Waiting) -> Experiment:
 _PAUSED = str(TrialState.PAUSED)
 
 
-@lru_cache(maxsize=256)  # an experiment is read again and again, and its configuration stays
+@lru_cache(maxsize=256)  # experiments are read often, configurations change rarely
 def _masked_config(stored: str) -> msgspec.Raw:
-    """Return a stored configuration as JSON without secrets; old versions stored them with it."""
+    """Return a stored configuration as JSON, masked because old versions stored secrets."""
     return msgspec.Raw(msgspec.json.encode(mask_secrets(msgspec.json.decode(stored))))
 
 
@@ -208,10 +208,13 @@ def trials_with(
 
 
 def _of_trials(
-    connection: Connection, what: str, experiment_id: int, column_values: Mapping[str, str | int]
+    connection: Connection,
+    selection: str,
+    experiment_id: int,
+    column_values: Mapping[str, str | int],
 ) -> Sequence[Any]:
     conditions = "".join(f" AND {name} = ?" for name in column_values)
-    query = f"SELECT {what} FROM trials WHERE experiment_id = ?{conditions}"  # noqa: S608 - our own names
+    query = f"SELECT {selection} FROM trials WHERE experiment_id = ?{conditions}"  # noqa: S608 - our own names
     return raw_rows(connection, query, (experiment_id, *column_values.values()))
 
 
@@ -230,8 +233,7 @@ def trial_list(
     Args:
         connection: Database connection.
         rows: Rows of the table of trials.
-        orchestrator: Source of the clock and of the reasons why trials wait.
-        orchestrator: Source of the clock and of the reasons why trials wait.
+        orchestrator: Provides the clock and the reasons why trials wait.
     """
     costs = slot_seconds_of(connection, [row.id for row in rows], orchestrator.clock())
     owners = tuple({row.experiment_id for row in rows})
@@ -246,7 +248,7 @@ def trial_list(
             row.state,
             row.error,
         )
-        # A trial that waits for its searcher shows there what its script did wrong.
+        # A trial paused by its searcher shows an error of its script as the reason.
         waiting = (
             error
             if error and state == _PAUSED
@@ -268,7 +270,7 @@ _METRICS = "SELECT id, metric FROM experiments WHERE id IN ({})"
 
 
 def runs_of(connection: Connection, trial_id: int) -> list[Run]:
-    """Return the runs of a trial, the oldest first; two queries."""
+    """Return the runs of a trial, oldest first, by two queries."""
     of_trial = runs.c.trial_id == trial_id
     agent = func.coalesce(run_nodes.c.agent_id, runs.c.agent_id)
     agent_names = (
@@ -298,7 +300,7 @@ def checkpoint_list(connection: Connection, rows: Sequence[Any]) -> list[Checkpo
 def checkpoint_metrics(
     connection: Connection, uuids: Sequence[str]
 ) -> dict[str, dict[str, float | str]]:
-    """Return the validation metrics at the step of each checkpoint that has any; one query."""
+    """Return the validation metrics at the step of each checkpoint, by one query."""
     metrics: dict[str, dict[str, float | str]] = {}
     query = (
         select(checkpoints.c.uuid, metric_keys.c.name, points.c.value)
@@ -348,7 +350,7 @@ def log_page(
     condition: ColumnElement[bool],
     filters: Mapping[str, Any],
 ) -> tuple[Sequence[LogRow], int | None]:
-    """Return lines in the order in which they arrived, and the cursor of the next page.
+    """Return log lines in the order of arrival, and the cursor of the next page.
 
     Args:
         connection: Database connection.

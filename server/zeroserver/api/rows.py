@@ -1,7 +1,7 @@
-"""Conversion of table rows to resources by the types of the resource's fields.
+"""Conversion of table rows to resources, based on the types of the fields.
 
-A resource is declared once, as a struct in :mod:`zeroserver.api.resources`. A field with the name
-of a column is read from it; the other fields are passed to :meth:`Resource.of`.
+A resource is a struct in :mod:`zeroserver.api.resources`. A field named like a column is read from
+that column; the values of other fields are passed to :meth:`Resource.of`.
 """
 
 import types
@@ -34,7 +34,7 @@ REFERENCE = "#/components/schemas/{name}"
 """Reference to a schema of the OpenAPI document."""
 
 
-@lru_cache(maxsize=4096)  # a list is read again and again, and its times stay
+@lru_cache(maxsize=4096)  # lists are read often, times rarely change
 def iso(seconds: float | None) -> str | None:
     """Return a time as ISO 8601 in UTC, ending in Z; None if it is out of range."""
     if seconds is None:
@@ -43,11 +43,11 @@ def iso(seconds: float | None) -> str | None:
         moment = datetime.fromtimestamp(seconds, UTC)
     except (OverflowError, ValueError, OSError):
         return None
-    return moment.isoformat(timespec="milliseconds")[:-6] + "Z"  # in place of +00:00
+    return moment.isoformat(timespec="milliseconds")[:-6] + "Z"  # instead of +00:00
 
 
 def _raw(text: str) -> msgspec.Raw:
-    """Pass JSON from the database on unparsed."""
+    """Return JSON from the database without parsing it."""
     return msgspec.Raw(text.encode())
 
 
@@ -55,22 +55,22 @@ Num = Annotated[
     float | Literal["NaN", "Infinity", "-Infinity"],
     Meta(title="Num", extra={"read": wire_number}),
 ]
-"""JSON has no number that is not finite; those travel as text."""
+"""Number; NaN and infinities are text, since JSON cannot represent them."""
 
 Time = Annotated[str, Meta(extra={"read": iso})]
-"""ISO 8601 in UTC; seconds since 1970 in the tables."""
+"""Time in ISO 8601 (UTC); stored as seconds since 1970."""
 
 Name = Annotated[str, Meta(extra={"read": lambda text: text or None})]
-"""A name that is empty in its table where there is none; null in an answer."""
+"""Optional name; stored as an empty text, returned as null."""
 
 Share = Annotated[float, Meta(ge=0, le=1)]
-"""0 to 1."""
+"""Share from 0 to 1."""
 
 
 class Resource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base class of all resources of the REST API: response models of FastAPI.
+    """Base class of all REST resources: response models of FastAPI.
 
-    msgspec encodes them. pydantic would need 5 ms for 100 trials instead of 0.2 ms.
+    They are encoded by msgspec: 100 trials take 0.2 ms, with pydantic 5 ms.
     """
 
     @classmethod
@@ -107,7 +107,7 @@ def _json_text(resource: Resource) -> str:
 
 
 class ResourceResponse(JSONResponse):
-    """Response with a :class:`Resource`, which FastAPI passes on as JSON text."""
+    """Response with a :class:`Resource`, which FastAPI passes as JSON text."""
 
     def render(self, content: Any) -> bytes:
         """Return the body."""
@@ -121,7 +121,7 @@ class _Plan(NamedTuple):
     """Conversion of rows to one resource type, computed once."""
 
     columns: Callable[[Any], tuple[Any, ...]]
-    """Gets the column of every field in order; an arbitrary one for a field without a column."""
+    """Returns the columns of all fields in order; a placeholder for fields without a column."""
     readers: tuple[tuple[int, Reader], ...]
     """Index of each field that needs a conversion, and the converter."""
     given: tuple[tuple[int, str], ...]

@@ -1,6 +1,6 @@
-"""Routes of agents and runs: plain Starlette with msgspec, since they are called most often.
+"""Routes of agents and runs, implemented with Starlette and msgspec for speed.
 
-FastAPI does not know them; :func:`describe` adds them to the OpenAPI document.
+FastAPI does not include them; :func:`describe` adds them to the OpenAPI document.
 """
 
 import asyncio
@@ -61,23 +61,23 @@ Handler = Callable[[Request], Awaitable[Response]]
 _MSGPACK = MSGPACK.encode()
 
 _ADDRESS = 255
-"""Most characters of an address."""
+"""Maximum length of an address."""
 
 MAX_WAIT_S = 30.0
-"""Longest wait of a poll."""
+"""Maximum duration of a long poll, in seconds."""
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """Answer to a registration."""
+    """Response to a registration."""
 
     agent_id: int
     token: str = ""
-    """Join token, for an agent that has registered with the owner's token: a renewal of that one
-    does not concern it."""
+    """Join token for an agent that registered with the owner's token, so that a renewal of the
+    owner's token does not affect the agent."""
 
 
 class Empty(msgspec.Struct, frozen=True):
-    """``{}``."""
+    """Empty response, ``{}``."""
 
 
 class WireRoute(msgspec.Struct, frozen=True):
@@ -85,12 +85,12 @@ class WireRoute(msgspec.Struct, frozen=True):
 
     method: str
     path: str
-    """Behind the prefix, e.g. ``/runs/{run_id}/reports``."""
+    """Path without the prefix, e.g. ``/runs/{run_id}/reports``."""
     handler: Handler
     answer: type[msgspec.Struct]
     body: type[msgspec.Struct] | None = None
     query: tuple[tuple[str, str, str], ...] = ()
-    """Name, JSON type and meaning of each parameter."""
+    """Name, JSON type and description of each parameter."""
     msgpack: bool = False
 
     def route(self) -> Route:
@@ -101,7 +101,7 @@ class WireRoute(msgspec.Struct, frozen=True):
 async def _body(request: Request, kind: type[T]) -> T:
     chunks: list[bytes] = []
     more = True
-    while more:  # not request.body(), whose generator takes longer than to decode a report
+    while more:  # request.body() would take longer than decoding a report
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
@@ -118,10 +118,10 @@ async def _body(request: Request, kind: type[T]) -> T:
 
 
 class _Answer(Response):
-    """JSON of a struct."""
+    """JSON response with a struct."""
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
-        """Set the two headers that each answer has, without looking for others."""
+        """Set only the two headers of every response, for speed."""
         length = b"%d" % len(self.body)
         self.raw_headers = [(b"content-length", length), (b"content-type", b"application/json")]
 
@@ -158,21 +158,21 @@ async def _wait_for(
     topic: str,
     seen_version: int,
     wait_s: float,
-    ask: Callable[[], Awaitable[tuple[int, T]]],
+    read_state: Callable[[], Awaitable[tuple[int, T]]],
 ) -> T:
-    """Call ``ask`` until its version differs from ``seen_version`` or the time is over."""
-    end = time.monotonic() + min(max(wait_s, 0.0), MAX_WAIT_S)
-    with services.hub.listen(topic) as bell:
+    """Return the state once its version differs from ``seen_version`` or the wait ends."""
+    deadline = time.monotonic() + min(max(wait_s, 0.0), MAX_WAIT_S)
+    with services.hub.listen(topic) as event:
         while True:
             if not services.hub.closed:
-                bell.clear()
-            version, answer = await ask()
-            remaining = end - time.monotonic()
+                event.clear()
+            version, state = await read_state()
+            remaining = deadline - time.monotonic()
             if version != seen_version or remaining <= 0 or services.hub.closed:
-                return answer
+                return state
             try:
                 async with asyncio.timeout(remaining):
-                    await bell.wait()
+                    await event.wait()
             except TimeoutError:
                 continue
 
@@ -181,7 +181,7 @@ async def _wait_for(
 
 
 async def register(request: Request) -> Response:
-    """Register an agent with its slots, or update the agent of that name."""
+    """Register an agent with its slots, or update the agent with that name."""
     services = services_of(request)
     agent = await _body(request, AgentRegistration)
     check(agent)
@@ -201,8 +201,8 @@ async def work(request: Request) -> Response:
     services = services_of(request)
     agent_id = _id(request, "agent_id")
     seen_version = int(_number(request, "version", 0))
-    longest = services.settings.timings.agent_wait_s
-    wait_s = min(_number(request, "wait_s", 30.0), longest)
+    max_wait_s = services.settings.timings.agent_wait_s
+    wait_s = min(_number(request, "wait_s", 30.0), max_wait_s)
     identity = request.query_params.get("identity", "")
     alive = await services.read(lambda connection: _alive(connection, agent_id, identity))
     services.orchestrator.agents.seen[agent_id] = time.monotonic()
@@ -210,21 +210,21 @@ async def work(request: Request) -> Response:
         await services.write(lambda work: _revive(work, agent_id))
 
     async def ask() -> tuple[int, AgentWork]:
-        renewals = services.keys.generation  # an agent whose token was renewed must not wait long
+        renewals = services.keys.generation  # renewed tokens must reach agents soon
         assigned = await services.read(lambda connection: _work(connection, services, agent_id))
         assigned = msgspec.structs.replace(assigned, version=assigned.version + (renewals << 32))
         return assigned.version, assigned
 
-    answer = await _wait_for(services, "agents", seen_version, wait_s, ask)
+    reply = await _wait_for(services, "agents", seen_version, wait_s, ask)
     services.orchestrator.agents.seen[agent_id] = time.monotonic()
-    return _json(answer)
+    return _json(reply)
 
 
 def _alive(connection: Connection, agent_id: int, identity: str) -> bool:
-    """Return whether the server considers an agent alive.
+    """Check whether an agent is marked as alive.
 
     Raises:
-        NotFoundError: If there is no such agent, or another one has its name now.
+        NotFoundError: If there is no such agent, or another agent has its name now.
     """
     query = select(agents.c.alive, agents.c.identity).where(agents.c.id == agent_id)
     row = connection.execute(query).one_or_none()
@@ -240,7 +240,7 @@ def _revive(work: UnitOfWork, agent_id: int) -> None:
 
 
 async def leave(request: Request) -> Response:
-    """Record that an agent stops: no new run starts there; with ``done``, it has ended."""
+    """Record that an agent is stopping and gets no new runs, or with ``done`` has stopped."""
     services = services_of(request)
     agent_id = _id(request, "agent_id")
     body = await _body(request, AgentLeave)
@@ -283,7 +283,7 @@ def _work(connection: Connection, services: Services, agent_id: int) -> AgentWor
 
 
 def _item(connection: Connection, services: Services, row: Any) -> WorkItem | None:
-    """Return a run for its agent; None before the rendezvous address is known."""
+    """Return the work item of a run; None until its rendezvous address is known."""
     stored = msgspec.json.decode(row.spec, type=RunSpec)
     nodes, action = stored.nodes, "kill" if row.killed else "run"
     hosts: tuple[str, ...] = ()
@@ -335,15 +335,15 @@ async def meeting(request: Request) -> Response:
     place = await _body(request, RendezvousAddress)
     wrong = not place.address or len(place.address) > _ADDRESS or text_problem(place.address)
     if wrong or not 0 < place.port < 2**16:
-        text = f"{place.address[:100]!r} and {place.port}"
-        raise ConfigError("request", [f"address, port: must be those of a machine, got {text}"])
+        received = f"{place.address[:100]!r} and {place.port}"
+        raise ConfigError("request", [f"address, port: must be those of a machine, got {received}"])
     address = f"{place.address}:{place.port}"
     await services_of(request).write(lambda work: work.nodes.store_address(run_id, address))
     return _json(Empty())
 
 
 async def exited(request: Request) -> Response:
-    """Record how the processes of a run ended; the server decides what follows."""
+    """Record how the processes of a run ended; the server decides whether it restarts."""
     run_id = _id(request, "run_id")
     services = services_of(request)
     end = await _body(request, RunExit)
@@ -361,12 +361,12 @@ async def exited(request: Request) -> Response:
 
 
 async def store_reports(request: Request) -> Response:
-    """Store records of a run exactly once; answered after the commit."""
+    """Store records of a run exactly once; responds after the commit."""
     run_id = _id(request, "run_id")
     batch = await _body(request, ReportBatch)
     services = services_of(request)
     stored = 0
-    for part in split_reports(batch):  # others get their turn in between
+    for part in split_reports(batch):  # other jobs may run in between
 
         def job(work: UnitOfWork, part: ReportBatch = part) -> int:
             return work.reports.store(run_id, part)
@@ -376,21 +376,21 @@ async def store_reports(request: Request) -> Response:
 
 
 async def extend(request: Request) -> Response:
-    """Return whether a run continues beyond its bound: it was promoted, and no job precedes it."""
+    """Return whether a promoted run may continue beyond its bound with the same slots."""
     run_id = _id(request, "run_id")
     bound = await _body(request, BoundReached)
     services = services_of(request)
-    answer = await services.write(lambda work: work.scheduling.extend(run_id, bound.until))
-    return _json(answer)
+    reply = await services.write(lambda work: work.scheduling.extend(run_id, bound.until))
+    return _json(reply)
 
 
 async def store_logs(request: Request) -> Response:
-    """Store log lines of a run exactly once; answered after the commit."""
+    """Store log lines of a run exactly once; responds after the commit."""
     run_id = _id(request, "run_id")
     batch = await _body(request, LogBatch)
     services = services_of(request)
     stored, by_run = 0, principal_of(request).kind == "run"
-    for part in split_logs(batch):  # others get their turn in between
+    for part in split_logs(batch):  # other jobs may run in between
         lines = [entry.text for entry in part.entries]
         matches = await run_in_threadpool(services.policies.search, run_id, lines)
 
@@ -444,11 +444,11 @@ def _directive(connection: Connection, services: Services, run_id: int) -> Direc
 
 
 _POLL = (
-    ("version", "integer", "Version of the last answer."),
-    ("wait_s", "number", "Longest wait in seconds, at most 30."),
+    ("version", "integer", "Version of the last response."),
+    ("wait_s", "number", "Maximum wait in seconds, at most 30."),
 )
 
-_IDENTITY = ("identity", "string", "What the agent said of itself as it registered.")
+_IDENTITY = ("identity", "string", "Identity that the agent sent when it registered.")
 
 WIRE_ROUTES: Sequence[WireRoute] = (
     WireRoute("POST", "/agents", register, Registered, AgentRegistration),
@@ -468,11 +468,11 @@ WIRE_ROUTES: Sequence[WireRoute] = (
 
 
 class FastRoutes:
-    """ASGI layer behind the guard that calls the handlers of wire routes without the router.
+    """ASGI layer that calls the handlers of wire routes without the router.
 
-    The layers of FastAPI and Starlette take 46 of the 366 microseconds of CPU of a report. The
-    router has the same routes: a request that does not match here, such as one with a wrong method,
-    is served there.
+    FastAPI and Starlette would take 46 of the 366 microseconds of CPU time of a report. The router
+    has the same routes and serves requests that do not match here, such as those with a wrong
+    method.
 
     Args:
         app: Next layer, for all other requests.
@@ -489,7 +489,7 @@ class FastRoutes:
                 self._handlers[route.method, f"/api/v1/{parts[1]}", parts[3]] = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request of one of the routes; pass any other to the next layer."""
+        """Serve requests of these routes; pass all others to the next layer."""
         if scope["type"] == "http" and not scope.get("root_path"):
             parent, _, name = scope["path"].rpartition("/")
             collection, _, number = parent.rpartition("/")

@@ -1,4 +1,4 @@
-"""Router whose routes reject unknown query parameters and JSON that is not strict."""
+"""Router that rejects unknown query parameters and JSON that is not strict."""
 
 from collections.abc import Callable, Coroutine, Iterator
 from operator import attrgetter
@@ -17,13 +17,13 @@ __all__ = ["StrictRoute", "resource_router"]
 
 
 class _StrictRequest(Request):
-    """Request with a strictly parsed body: Python's parser accepts NaN and lone surrogates."""
+    """Request whose JSON body must be strict; Python's parser accepts NaN and lone surrogates."""
 
     async def json(self) -> Any:
-        """Return the body.
+        """Parse the body.
 
         Raises:
-            HTTPException: If it is not JSON.
+            HTTPException: If it is not valid JSON.
         """
         try:
             return msgspec.json.decode(await self.body())
@@ -36,20 +36,21 @@ class StrictRoute(APIRoute):
     """Route that responds with 422 where FastAPI would be lenient.
 
     FastAPI ignores unknown query parameters. A list with a misspelt filter would return everything,
-    and a misspelt dry run would be executed.
+    and
+    a misspelt dry run would be executed.
 
-    Its parameters and response model are read when they are first needed: by a request, or for the
-    OpenAPI document. Reading those of all routes would take an eighth of the server's start.
+    Parameters and response model are analyzed on first use, by a request or for the OpenAPI
+    document. Analyzing all routes would take an eighth of the server's startup.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        """Store what decides whether a request matches; the arguments are those of FastAPI."""
+        """Store only what matching a request needs; takes FastAPI's arguments."""
         self.path, self.endpoint, self.methods = path, endpoint, set(options["methods"])
         self.path_regex, self.path_format, self.param_convertors = compile_path(path)
         self._options = options
 
     def __getattr__(self, name: str) -> Any:
-        """Read the parameters and the response model; called for an attribute that is missing."""
+        """Analyze parameters and response model, when a missing attribute is accessed."""
         options = self.__dict__.pop("_options", None)
         if options is None:
             raise AttributeError(name)
@@ -57,24 +58,24 @@ class StrictRoute(APIRoute):
         return getattr(self, name)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler of a request."""
+        """Return the handler of requests."""
         handle = super().get_route_handler()
         allowed = sorted(_query_parameters(self.dependant))
 
         async def handle_strictly(request: Request) -> Response:
             if unknown := [name for name in request.query_params if name not in allowed]:
                 raise RequestValidationError([_unknown(name, allowed) for name in unknown])
-            # FastAPI's own request attributes live in the scope, so they are kept.
+            # FastAPI stores its request attributes in the scope, so they are preserved.
             return await handle(_StrictRequest(request.scope, request.receive, request._send))  # noqa: SLF001 - FastAPI documents this way to a custom request
 
         return handle_strictly
 
 
 def resource_router(prefix: str, tag: str) -> APIRouter:
-    """Return a router of strict routes that may respond with a resource.
+    """Create a router of strict routes that may return resources.
 
     Args:
-        prefix: Beginning of all paths.
+        prefix: Prefix of all paths.
         tag: Section of the OpenAPI document.
     """
     return APIRouter(
@@ -87,14 +88,14 @@ def resource_router(prefix: str, tag: str) -> APIRouter:
 
 
 def _query_parameters(dependant: Dependant) -> Iterator[str]:
-    """Yield the query parameters of a route and of its dependencies."""
+    """Yield the query parameters of a route and its dependencies."""
     yield from (parameter.alias for parameter in dependant.query_params)
     for dependency in dependant.dependencies:
         yield from _query_parameters(dependency)
 
 
 def _unknown(name: str, allowed: list[str]) -> dict[str, Any]:
-    from zerolab.schema.section import suggest  # a server starts without configuration
+    from zerolab.schema.section import suggest  # startup does not need it
 
     listing = f"; there are: {', '.join(allowed)}" if allowed else "; there are none"
     problem = f"unknown parameter{suggest(name, allowed) or listing}"

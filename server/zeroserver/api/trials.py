@@ -57,8 +57,8 @@ Sort = Annotated[
     str,
     Query(
         max_length=500,
-        description="A column, `hparams.NAME` too, with `-` for the largest first; `metric`: the "
-        "best first.",
+        description="A column or `hparams.NAME`; `-` sorts in descending order; `metric`: best "
+        "first.",
     ),
 ]
 
@@ -74,7 +74,7 @@ async def list_trials(
     after: After = None,
     limit: Limit = 100,
 ) -> TrialPage:
-    """List an experiment's trials, the oldest first, or by any column."""
+    """List an experiment's trials, oldest first or by any column."""
 
     def read(connection: Connection) -> TrialPage:
         experiment = find_row(connection, ExperimentRow, experiment_id)
@@ -134,23 +134,23 @@ async def get_trial(services: ServicesDep, trial_id: IdPath) -> TrialAnswer:
 
 
 async def _prepare_searcher(services: Services, trial_id: int) -> None:
-    """Replay the search of a trial outside of the writer's transaction."""
+    """Replay the search of a trial before the writer's transaction needs it."""
 
     def read_state(connection: Connection) -> tuple[int, bool, bool]:
         home = find_row(connection, TrialRow, trial_id).experiment_id
         ended = find_row(connection, ExperimentRow, home).state in EXPERIMENT_ENDED
         return home, ended, ended and has_grown(connection, home)
 
-    home, ended, replays = await services.read(read_state)
+    experiment_id, ended, replays = await services.read(read_state)
     if not ended:
-        await services.load_searcher(home)
+        await services.load_searcher(experiment_id)
     elif replays:
-        await services.prepare_replay(home)
+        await services.prepare_replay(experiment_id)
 
 
 @router.get("/trials/{trial_id}/runs")
 async def get_runs(services: ServicesDep, trial_id: IdPath) -> RunPage:
-    """List the runs of a trial: where and when, and how each ended."""
+    """List the runs of a trial, with agents, times and outcomes."""
 
     def read(connection: Connection) -> RunPage:
         find_row(connection, TrialRow, trial_id)
@@ -161,7 +161,7 @@ async def get_runs(services: ServicesDep, trial_id: IdPath) -> RunPage:
 
 @router.post("/trials/{trial_id}/continue")
 async def continue_trial(services: ServicesDep, trial_id: IdPath) -> TrialAnswer:
-    """Continue a trial that failed or was stopped from its checkpoint."""
+    """Continue a failed or stopped trial from its checkpoint."""
     await _prepare_searcher(services, trial_id)
     await services.write(lambda work: work.continuations.continue_trial(trial_id))
     return await get_trial(services, trial_id)
@@ -171,18 +171,20 @@ async def continue_trial(services: ServicesDep, trial_id: IdPath) -> TrialAnswer
 async def fork_trial(
     services: ServicesDep, trial_id: IdPath, fork: Changes | None = None
 ) -> ExperimentAnswer:
-    """Submit a trial as a new experiment that starts from the trial's weights."""
+    """Fork a trial: submit a new experiment that starts from its weights."""
     fork = fork or Changes()
     trial = await services.read(lambda connection: find_row(connection, TrialRow, trial_id))
-    home = trial.experiment_id
-    original = await services.read(lambda connection: find_row(connection, ExperimentRow, home))
+    experiment_id = trial.experiment_id
+    original = await services.read(
+        lambda connection: find_row(connection, ExperimentRow, experiment_id)
+    )
     submitted = msgspec.json.decode(original.raw_config)
     raw = restore_secrets(overlay(_single_trial_config(original, trial), fork.config), submitted)
     return await submit_again(services, original, raw, activate=fork.activate)
 
 
 def _single_trial_config(original: ExperimentRow, trial: TrialRow) -> dict[str, Any]:
-    """Return the configuration of an experiment with only one of its trials."""
+    """Return the configuration of an experiment that consists of one of its trials."""
     raw: dict[str, Any] = msgspec.json.decode(original.raw_config)
     searcher = config_of(original).searcher
     length = searcher.full_length
@@ -199,12 +201,12 @@ def _single_trial_config(original: ExperimentRow, trial: TrialRow) -> dict[str, 
 
 @router.delete("/trials/{trial_id}", status_code=204)
 async def delete_trial(services: ServicesDep, trial_id: IdPath) -> Response:
-    """Delete a trial of an experiment that has ended, with its metrics, logs and checkpoints."""
+    """Delete a trial of an ended experiment, with its metrics, logs and checkpoints."""
 
     def job(work: UnitOfWork) -> bool:
         return work.trials.remove(trial_id)
 
-    while not await services.write(job):  # others get their turn in between
+    while not await services.write(job):  # other jobs may run in between
         services.database.deleted = True
     services.database.deleted = True
     await services.remove_orphans()
@@ -216,7 +218,7 @@ TrialAction = Literal["pause", "activate", "cancel", "kill", "archive", "unarchi
 
 @router.post("/trials/{trial_id}/{action}")
 async def act_on_trial(services: ServicesDep, trial_id: IdPath, action: TrialAction) -> TrialAnswer:
-    """Pause, activate, cancel, kill, archive or unarchive a trial; repeating it changes nothing."""
+    """Pause, activate, cancel, kill, archive or unarchive a trial; idempotent."""
     if action not in {"archive", "unarchive"}:
         await _prepare_searcher(services, trial_id)
     await services.write(lambda work: work.trials.act(trial_id, action))
@@ -249,9 +251,9 @@ async def get_metrics(
     max_points: Annotated[Whole, Query(ge=1, le=10_000)] = 1000,
     first: Annotated[Whole, Query(ge=0, le=MAX_STEP)] = 0,
     last: Annotated[Whole, Query(ge=0, le=MAX_STEP)] = MAX_STEP,
-    times: Annotated[bool, Query(description="Tell when each point was reported.")] = False,
+    times: Annotated[bool, Query(description="Return the time of each point.")] = False,
 ) -> Metrics:
-    """Read curves; long ones as mean with the band of minimum and maximum, so no spike hides."""
+    """Read metric curves; long ones are down-sampled to mean, minimum and maximum."""
 
     def read(connection: Connection) -> Metrics:
         find_row(connection, TrialRow, trial_id)
@@ -293,7 +295,7 @@ def _logs(
 
 @router.get("/trials/{trial_id}/logs", tags=["logs"])
 async def get_trial_logs(services: ServicesDep, trial_id: IdPath, filters: LogFilters) -> LogPage:
-    """Read a trial's log lines in the order in which they arrived."""
+    """Read a trial's log lines in the order of arrival."""
     return await services.read(lambda connection: _logs(connection, TrialRow, trial_id, filters))
 
 
@@ -301,7 +303,7 @@ async def get_trial_logs(services: ServicesDep, trial_id: IdPath, filters: LogFi
 async def get_experiment_logs(
     services: ServicesDep, experiment_id: IdPath, filters: LogFilters
 ) -> LogPage:
-    """Read the log lines of all trials of an experiment in the order in which they arrived."""
+    """Read the log lines of all trials of an experiment in the order of arrival."""
     return await services.read(
         lambda connection: _logs(connection, ExperimentRow, experiment_id, filters)
     )

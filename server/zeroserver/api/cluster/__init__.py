@@ -1,1 +1,1 @@
-"""REST: the server itself, the agents, and the queue with its pools and quotas."""
+"""Routes of the server itself and of agents, and queries of pools."""

@@ -1,4 +1,4 @@
-"""Agents, their slots, and disabling of both."""
+"""Routes of agents: list, read, enable, disable and delete."""
 
 from typing import Annotated
 
@@ -58,7 +58,7 @@ class Disable(BaseModel):
 async def disable_agent(
     services: ServicesDep, agent_id: IdPath, body: Disable | None = None
 ) -> AgentAnswer:
-    """Start no new runs on an agent or on some of its slots; repeating it changes nothing."""
+    """Disable an agent or some of its slots, so that no new runs start there; idempotent."""
     body = body or Disable()
 
     def job(work: UnitOfWork) -> bool:
@@ -77,14 +77,14 @@ class Enable(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     slots: Slots | None = None
-    """Ids of slots; if missing, the agent and all slots that were not disabled individually."""
+    """Ids of slots; if missing, the agent, but not slots that were disabled individually."""
 
 
 @router.post("/{agent_id}/enable")
 async def enable_agent(
     services: ServicesDep, agent_id: IdPath, body: Enable | None = None
 ) -> AgentAnswer:
-    """Let runs start on an agent again, or on some of its slots."""
+    """Enable an agent or some of its slots again."""
     body = body or Enable()
 
     def job(work: UnitOfWork) -> None:
@@ -97,7 +97,7 @@ async def enable_agent(
 
 @router.delete("/{agent_id}", status_code=204)
 async def delete_agent(services: ServicesDep, agent_id: IdPath) -> Response:
-    """Delete an agent that is gone; its runs stay in the history."""
+    """Delete an agent that is not alive; its runs stay in the history."""
 
     def job(work: UnitOfWork) -> None:
         work.agents.remove(agent_id)

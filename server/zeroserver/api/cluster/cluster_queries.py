@@ -1,4 +1,4 @@
-"""Agents and pools as routes return them; no query in a loop."""
+"""Queries of agents and pools as resources, without a query in a loop."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ __all__ = ["agent_list", "pool_list", "pool_policies", "quota_limits"]
 
 
 def agent_list(orchestrator: Orchestrator, connection: Connection) -> list[Agent]:
-    """Return every agent, with what runs on its slots."""
+    """Return all agents with the runs on their slots."""
     used: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for row in held_slots(connection, OPEN_RUNS):
         for slot in msgspec.json.decode(row.slot_ids):
@@ -29,7 +29,7 @@ def agent_list(orchestrator: Orchestrator, connection: Connection) -> list[Agent
 
 
 def _agent(orchestrator: Orchestrator, row: AgentRow, used: Mapping[int, int]) -> Agent:
-    """Return an agent, of whose slots runs hold some: slot to run."""
+    """Convert an agent to a resource; ``used`` maps slots to their runs."""
     reported = msgspec.json.decode(row.slots)
     down = down_slots(reported, used)
     disabled = set(msgspec.json.decode(row.disabled_slots))
@@ -59,7 +59,7 @@ def _state(orchestrator: Orchestrator, row: AgentRow, *, busy: bool) -> str:
 
 
 def pool_list(orchestrator: Orchestrator, connection: Connection) -> list[Pool]:
-    """Return every pool that has agents or jobs, or of which something was said."""
+    """Return all pools that have agents, jobs, a policy or a quota."""
     policies = pool_policies(connection)
     limits = quota_limits(connection)
     alive_agents = [agent for agent in agent_list(orchestrator, connection) if agent.alive]
@@ -95,10 +95,10 @@ def _is_free(slot: Slot) -> bool:
 
 
 def pool_policies(connection: Connection) -> dict[str, Policy]:
-    """Return the policies of pools by name."""
+    """Return the scheduling policies of pools by name."""
     return {row.name: Policy(row.policy) for row in connection.execute(select(pools))}
 
 
 def quota_limits(connection: Connection) -> dict[str, int]:
-    """Return the most slots of each quota by group."""
+    """Return the maximum number of slots of each quota by group."""
     return {row.group_name: row.max_slots for row in connection.execute(select(quotas))}

@@ -1,4 +1,4 @@
-"""Server information, tokens, health and metrics."""
+"""Routes of the server: information, tokens, login and health."""
 
 from typing import Annotated, Any
 
@@ -28,7 +28,7 @@ router = resource_router("", "server")
 
 @router.get("/api/v1/info")
 async def get_info(services: ServicesDep) -> Info:
-    """Read the server's version, data directory, start and cluster."""
+    """Read the server's version, data directory, start time and cluster size."""
 
     def read(connection: Connection) -> Info:
         pools = pool_list(services.orchestrator, connection)
@@ -50,8 +50,8 @@ async def get_info(services: ServicesDep) -> Info:
 def create_login_link(services: ServicesDep, principal: PrincipalDep) -> LoginLink:
     """Create a link that opens the page once, within five minutes.
 
-    A browser session can make one if its own link was made with the token. Its logout revokes the
-    link and the session that the link has opened.
+    A browser session can create one only if its own link was created with the token. Its logout
+    revokes the link and the session opened with it.
     """
     if not principal.may_create_login_link():
         msg = (
@@ -65,9 +65,9 @@ def create_login_link(services: ServicesDep, principal: PrincipalDep) -> LoginLi
 
 @router.post("/api/v1/logout", status_code=204)
 def log_out(services: ServicesDep, principal: PrincipalDep, https: HttpsDep) -> Response:
-    """Sign out: a browser ends its own session; with the token, every browser's ends.
+    """Log out: end a browser's session, or with the token all browser sessions.
 
-    The sessions that were opened by links of a browser session end with it.
+    Sessions opened with links of a browser session end with it.
     """
     if principal.session:
         services.keys.end_session(principal.session)
@@ -86,9 +86,9 @@ def log_out(services: ServicesDep, principal: PrincipalDep, https: HttpsDep) -> 
 
 @router.post("/api/v1/token", status_code=201)
 def renew_token(services: ServicesDep) -> Token:
-    """Replace the token of the installation: the old one is void at once.
+    """Replace the token of the installation; the old one becomes invalid at once.
 
-    Every browser is signed out too. Runs, agents and searchers keep their own tokens.
+    All browsers are logged out. Runs, agents and searchers keep their tokens.
     """
     token = services.keys.renew_token()
     services.wake_agents()
@@ -97,13 +97,13 @@ def renew_token(services: ServicesDep) -> Token:
 
 @router.get("/api/v1/agent-token")
 def get_agent_token(services: ServicesDep) -> Token:
-    """Read the join token of agents: it is valid for the routes of agents only."""
+    """Read the join token of agents, which is valid only for the routes of agents."""
     return Token(token=services.keys.agent_token)
 
 
 @router.post("/api/v1/agent-token", status_code=201)
 def renew_agent_token(services: ServicesDep) -> Token:
-    """Replace the join token of the agents: the old one is void at once."""
+    """Replace the join token of agents; the old one becomes invalid at once."""
     token = services.keys.renew_agent_token()
     services.wake_agents()
     return Token(token=token)
@@ -111,7 +111,7 @@ def renew_agent_token(services: ServicesDep) -> Token:
 
 @router.get("/healthz")
 async def get_health(services: ServicesDep) -> Health:
-    """Check that the database can be read and written and that its disk has room."""
+    """Check that the database is readable and writable and its disk is not full."""
     await services.health.check()
     return Health(status="ok")
 
@@ -131,12 +131,12 @@ _LOGIN: dict[int | str, dict[str, Any]] = {
 def log_in(
     services: ServicesDep, https: HttpsDep, code: Annotated[str, Query(max_length=200)]
 ) -> Response:
-    """Open the page through a one-time link: sets the cookie and redirects to the page."""
+    """Log in with a one-time link: set the cookie and redirect to the page."""
     session = services.keys.redeem(code)
     if session is None:
         return HTMLResponse(_EXPIRED, status_code=403)
-    answer = RedirectResponse("/", status_code=303)
-    answer.set_cookie(
+    response = RedirectResponse("/", status_code=303)
+    response.set_cookie(
         services.keys.cookie,
         session,
         max_age=int(services.keys.session_s),
@@ -145,4 +145,4 @@ def log_in(
         samesite="strict",
         path="/",
     )
-    return answer
+    return response

@@ -1,4 +1,4 @@
-"""Agents and their slots."""
+"""Agents, slots and pools."""
 
 from typing import Literal
 
@@ -8,55 +8,54 @@ __all__ = ["Agent", "AgentAnswer", "AgentPage", "Pool", "Slot"]
 
 
 class Slot(Resource, frozen=True):
-    """A device of an agent."""
+    """Device of an agent."""
 
     id: int
-    """Number, from 0, on its agent."""
+    """Number on its agent, from 0."""
     device: str
     """`cpu`, or `cuda:0 NAME`."""
     run_id: int | None
-    """The run that holds it."""
+    """Run that holds it."""
     enabled: bool
-    """Whether new runs may start on it, as its owner says."""
+    """Whether users allow new runs on it."""
     down: bool = False
-    """Whether nothing can start on it now, for its agent's cluster has no node for it."""
+    """Whether the cluster of its agent has lost the node, so that nothing can start on it."""
 
 
 class Agent(Resource, frozen=True):
-    """A machine that offers slots."""
+    """Machine that offers slots."""
 
     id: int
-    """Number, from 1."""
+    """Id, from 1."""
     name: str
-    """The same name is the same agent."""
+    """Unique name."""
     host: str
     """Name of the machine."""
     pool: str
-    """The resource pool that it has joined."""
+    """Resource pool."""
     alive: bool
-    """Whether it asks for work, or may yet."""
+    """Whether it is not lost."""
     state: Literal["ready", "draining", "disabled", "silent", "leaving", "gone"]
-    """`ready` takes runs. `draining`: disabled, and runs still hold slots. `silent`: it has not
-    asked for work for a while; its runs go on if it comes back in time. `gone`: given up."""
+    """`ready`: accepts runs. `draining`: disabled, but runs still hold slots. `silent`: has not
+    requested work for a while; its runs continue if it returns in time. `gone`: lost."""
     enabled: bool
-    """Whether new runs may start there, as its owner says."""
+    """Whether users allow new runs on it."""
     silent_s: float
-    """Seconds since it was heard of."""
+    """Seconds since its last request."""
     slots: list[Slot]
-    """Its devices: `id`, `device`, `run_id` of the run that holds it, whether it is `enabled`, or
-    `down`."""
+    """Its devices: `id`, `device`, `run_id` of the run that holds it, `enabled`, `down`."""
     registered_at: Time
-    """When it registered, the last time."""
+    """Time of its last registration."""
 
 
 class AgentAnswer(Resource, frozen=True):
-    """One agent."""
+    """Response with one agent."""
 
     agent: Agent
 
 
 class AgentPage(Resource, frozen=True):
-    """All agents."""
+    """Response with all agents."""
 
     agents: list[Agent]
     next_after: None = None
@@ -66,16 +65,16 @@ class Pool(Resource, frozen=True):
     """Agents that are scheduled together."""
 
     name: str
-    """Given with `zerolab agent start --pool`, and in `resources.resource_pool`."""
+    """Name, as in `zerolab agent start --pool` and `resources.resource_pool`."""
     policy: Literal["fair_share", "priority", "fifo"]
-    """In which order its jobs start."""
+    """Order in which its jobs start."""
     agents: int
-    """Agents in it that are there."""
+    """Number of its live agents."""
     slots: int
-    """Their slots."""
+    """Number of their slots."""
     free_slots: int
-    """Slots on which a run could start now."""
+    """Number of slots on which a run could start now."""
     jobs: int
-    """Experiments in it that have not ended."""
+    """Number of its experiments that have not ended."""
     max_slots: int | None
-    """Most slots that its jobs may hold together: its quota."""
+    """Quota: maximum number of slots that its jobs may hold together."""

@@ -14,63 +14,63 @@ __all__ = [
 
 
 class Checkpoint(Resource, frozen=True):
-    """A saved state of a trial."""
+    """Saved state of a trial."""
 
     uuid: str
-    """Its name."""
+    """Unique name."""
     trial_id: int
-    """Whose state it is."""
+    """Trial that saved it."""
     experiment_id: int
-    """Whose trial that is."""
+    """Experiment of the trial."""
     run_id: int | None
-    """The run that saved it."""
+    """Run that saved it."""
     steps_completed: int
-    """Batches that the trial had trained."""
+    """Number of batches that the trial had trained."""
     state: Literal["COMPLETED", "PARTIAL", "DELETED", "ERROR"]
-    """Whether its files are there; `PARTIAL`: some of them were removed."""
+    """Whether its files exist; `PARTIAL`: some of them were removed."""
     size_bytes: int
-    """Of all its files."""
+    """Size of all its files."""
     resources: dict[str, int]
-    """File to bytes."""
+    """Size of each file in bytes."""
     metadata: dict[str, Any]
-    """What was saved with it."""
+    """Metadata saved with it."""
     metrics: dict[str, Num] | None
-    """Validation metrics at that step."""
+    """Validation metrics at its step."""
     created_at: Time | None
-    """When it was complete."""
+    """Time of its completion."""
     path: str
-    """Its directory, or its URL in an object store."""
+    """Directory, or URL in an object store."""
 
 
 class CheckpointAnswer(Resource, frozen=True):
-    """One checkpoint."""
+    """Response with one checkpoint."""
 
     checkpoint: Checkpoint
 
 
 class BestCheckpoint(Resource, frozen=True):
-    """The checkpoint whose own validation is the best."""
+    """Checkpoint with the best validation at its step."""
 
     checkpoint: Checkpoint | None
-    """Null when no checkpoint has a validation at its batch."""
+    """The checkpoint; null if none has a validation at its step."""
     validation: Num | None
-    """The searcher's metric at that batch."""
+    """The searcher's metric at its step."""
     note: str | None
-    """Set when the trial has ended and its best validation has no checkpoint: what saves one."""
+    """Hint on how to save one, if the trial has ended and its best validation has no checkpoint."""
 
 
 class BestCheckpointAnswer(Resource, frozen=True):
-    """The best checkpoint of an experiment or a trial."""
+    """Response with the best checkpoint of an experiment or trial."""
 
     best_checkpoint: BestCheckpoint
 
 
 class CheckpointPage(Resource, frozen=True):
-    """A page of checkpoints."""
+    """Page of checkpoints."""
 
     checkpoints: list[Checkpoint]
     next_after: str | None
     count: int
-    """How many are there, on all pages; deleted ones are not counted."""
+    """Number of checkpoints on all pages, without deleted ones."""
     size_bytes: int
-    """Of those."""
+    """Size of all these checkpoints."""

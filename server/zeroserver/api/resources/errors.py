@@ -6,7 +6,7 @@ __all__ = ["ErrorAnswer", "ErrorBody"]
 
 
 class ErrorBody(Resource, frozen=True):
-    """What went wrong."""
+    """Error with its type and message."""
 
     type: str
     message: str
@@ -14,6 +14,6 @@ class ErrorBody(Resource, frozen=True):
 
 
 class ErrorAnswer(Resource, frozen=True):
-    """Body of every answer of 400 and above."""
+    """Body of every response with a status of 400 or above."""
 
     error: ErrorBody

@@ -9,10 +9,10 @@ __all__ = ["Experiment", "ExperimentAnswer", "ExperimentPage"]
 
 
 class Experiment(Resource, frozen=True):
-    """One config file's run: a searcher and its trials."""
+    """Searcher and trials of one experiment file."""
 
     id: int
-    """Number, from 1."""
+    """Id, from 1."""
     name: str
     """Can be changed."""
     description: str
@@ -22,62 +22,62 @@ class Experiment(Resource, frozen=True):
     notes: str
     """Can be changed."""
     state: ExperimentState
-    """Where it stands; `COMPLETED`, `CANCELED` and `ERROR` are for good."""
+    """State; `COMPLETED`, `CANCELED` and `ERROR` are final."""
     config: dict[str, Any]
-    """The whole configuration, defaults filled in, with the seed that was chosen."""
+    """Complete configuration with defaults and the chosen seed."""
     progress: Share
     """0 to 1."""
     created_at: Time
-    """When it was submitted."""
+    """Time of submission."""
     started_at: Time | None
-    """When its first run began."""
+    """Start time of its first run."""
     ended_at: Time | None
-    """When it ended."""
+    """End time."""
     archived: bool
-    """Set aside."""
+    """Whether it is archived."""
     test_mode: bool
-    """Submitted with `test`."""
+    """Whether it was submitted with `test`."""
     forked_from: int | None
-    """Id of the original."""
+    """Id of the original experiment of a fork."""
     source_checkpoint: str | None
-    """Uuid of the checkpoint whose weights its trials begin with."""
+    """Uuid of the checkpoint from which its trials start."""
     searcher_name: str
-    """How trials are chosen."""
+    """Name of the searcher."""
     metric: Name | None
-    """By which validation metric they are compared; null for a single trial that names none."""
+    """Validation metric that compares trials; null for a single trial without one."""
     smaller_is_better: bool
-    """Which way they are compared."""
+    """Whether smaller values of the metric are better."""
     num_trials: int
-    """How many there are by now."""
+    """Number of trials created so far."""
     failed_trials: int
-    """How many of them ended with an error."""
+    """Number of trials that ended with an error."""
     canceled_trials: int
-    """How many of them were canceled."""
+    """Number of canceled trials."""
     best_trial_id: int | None
-    """The best trial by now."""
+    """Best trial so far."""
     best_validation: Num | None
-    """Its metric."""
+    """Metric of the best trial."""
     waiting_reason: str | None
-    """Why none of its trials runs, while it is `ACTIVE`; else null."""
+    """Why none of its trials runs while it is `ACTIVE`; else null."""
     error: str | None
-    """One line, when the state is `ERROR` or no trial has a result; the logs have the traceback."""
+    """One-line error if it failed or no trial has a result; the logs have the traceback."""
     result_problem: str | None
-    """Why it ended without a result, also when it is `COMPLETED`: every trial failed, or none
-    reported a number for the metric; else null."""
+    """Why it ended without a result, even if `COMPLETED`: all trials failed, or none reported a
+    number for the metric; else null."""
     unread_hparams: list[str]
-    """Searched hyperparameters that no trial has read; empty while that is not known."""
+    """Searched hyperparameters that no trial has read; empty while unknown."""
 
 
 class ExperimentAnswer(Resource, frozen=True):
-    """One experiment."""
+    """Response with one experiment."""
 
     experiment: Experiment
     warnings: list[str]
-    """What a submission came upon that is no reason to refuse it, a line each."""
+    """Warnings of a submission, one line each."""
 
 
 class ExperimentPage(Resource, frozen=True):
-    """A page of experiments."""
+    """Page of experiments."""
 
     experiments: list[Experiment]
     next_after: str | None

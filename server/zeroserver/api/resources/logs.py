@@ -1,4 +1,4 @@
-"""Lines of logs."""
+"""Log lines."""
 
 from typing import Literal
 
@@ -8,30 +8,30 @@ __all__ = ["Log", "LogPage"]
 
 
 class Log(Resource, frozen=True):
-    """One line of a log."""
+    """Line of a log."""
 
     id: int
-    """Number; lines come in the order in which they arrived."""
+    """Id; increases in the order of arrival."""
     trial_id: int | None
-    """Whose line it is."""
+    """Trial of the line."""
     run_id: int | None
-    """Of which run."""
+    """Run of the line."""
     rank: int | None
-    """Who wrote it; null for the agent and the server."""
+    """Rank that wrote it; null for the agent and the server."""
     stream: Literal["stdout", "stderr", "agent", "server"]
-    """Where it was written."""
+    """Stream or process that wrote it."""
     level: str | None
-    """`DEBUG`, `INFO`, `WARNING`, `ERROR` or `CRITICAL` where it is known."""
+    """`DEBUG`, `INFO`, `WARNING`, `ERROR` or `CRITICAL`, if known."""
     text: str
-    """The line."""
+    """Text of the line."""
     time: Time | None
-    """When it was written."""
+    """Time of writing."""
     host: str | None
     """Host of the agent that sent it; null for the server."""
 
 
 class LogPage(Resource, frozen=True):
-    """A page of log lines."""
+    """Page of log lines."""
 
     logs: list[Log]
     next_after: int | None

@@ -6,34 +6,34 @@ __all__ = ["Curve", "MetricName", "MetricNames", "Metrics"]
 
 
 class MetricName(Resource, frozen=True):
-    """A metric that a trial has reported."""
+    """Metric that a trial has reported."""
 
     group: str
     name: str
 
 
 class MetricNames(Resource, frozen=True):
-    """Answer of ``metric-names``."""
+    """Response of ``metric-names``."""
 
     names: list[MetricName]
 
 
 class Curve(Resource, frozen=True):
-    """A metric over the steps."""
+    """Metric over the steps."""
 
     group: str
     """`training`, `validation` or `system`."""
     name: str
-    """Of the metric."""
+    """Name of the metric."""
     points: list[tuple[int, Num]]
-    """Step and value; the mean of its neighbours where points were merged."""
+    """Step and value; the value is a mean if points were merged."""
     band: list[tuple[int, Num, Num, Num]] | None
-    """Step, minimum, maximum and mean of the points that were merged; null when none were."""
+    """Step, minimum, maximum and mean of merged points; null if none were merged."""
     time_s: list[float] | None = None
-    """When each point was reported, in seconds since 1970; null unless `times` asks for it."""
+    """Time of each point in seconds since 1970; null unless requested by `times`."""
 
 
 class Metrics(Resource, frozen=True):
-    """Answer of ``metrics``."""
+    """Response of ``metrics``."""
 
     metrics: list[Curve]

@@ -8,7 +8,7 @@ __all__ = ["Cluster", "Health", "Info", "LoginLink", "Token"]
 
 
 class Cluster(Resource, frozen=True):
-    """What there is to run on."""
+    """Size of the cluster."""
 
     agents: int
     slots: int
@@ -16,7 +16,7 @@ class Cluster(Resource, frozen=True):
 
 
 class Info(Resource, frozen=True):
-    """Version and capabilities of the server."""
+    """Version, database and cluster of the server."""
 
     version: str
     home: str
@@ -26,18 +26,18 @@ class Info(Resource, frozen=True):
 
 
 class LoginLink(Resource, frozen=True):
-    """A link that opens the page once."""
+    """Link that opens the page once."""
 
     url: str
 
 
 class Token(Resource, frozen=True):
-    """A token: the owner's, or the join token of agents."""
+    """Token: the owner's, or the join token of agents."""
 
     token: str
 
 
 class Health(Resource, frozen=True):
-    """The server is up and its database answers."""
+    """Response of a healthy server with a working database."""
 
     status: Literal["ok"]

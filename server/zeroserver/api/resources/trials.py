@@ -9,107 +9,106 @@ __all__ = ["Run", "RunPage", "Trial", "TrialAnswer", "TrialPage"]
 
 
 class Trial(Resource, frozen=True):
-    """One choice of hyperparameters."""
+    """Training with one choice of hyperparameters."""
 
     id: int
-    """Number, from 1, over all experiments."""
+    """Id, from 1, unique over all experiments."""
     experiment_id: int
-    """Whose trial it is."""
+    """Its experiment."""
     state: TrialState
-    """Where it stands. `PAUSED`: it gave its slots back and waits."""
+    """State. `PAUSED`: it released its slots and waits."""
     hparams: dict[str, Any]
-    """What the searcher chose."""
+    """Hyperparameters chosen by the searcher."""
     seed: int
-    """What the searcher chose."""
+    """Seed chosen by the searcher."""
     restarts: int
-    """How often it has failed and been started again."""
+    """Number of restarts after failures."""
     steps_completed: int
-    """Batches."""
+    """Number of trained batches."""
     progress: Share
     """0 to 1."""
     activity: str | None
-    """What its run is doing: `starting`, `training`, `validating`, `checkpointing`."""
+    """Activity of its run: `starting`, `training`, `validating`, `checkpointing`."""
     waiting_reason: str | None
-    """Why it has no slots, while it is `QUEUED`; while it is `PAUSED`, what its script did wrong
-    where its searcher compares trials; else null."""
+    """Why it has no slots while it is `QUEUED`; an error of its script at a rung while it is
+    `PAUSED`; else null."""
     labels: list[str]
-    """Names of the log policies that have matched its log."""
+    """Names of log policies that matched its log."""
     archived: bool
-    """Whether a user has put it away: lists can leave it out."""
+    """Whether it is archived; lists can exclude it."""
     best_validation: Num | None
     """Best value of the searcher's metric."""
     best_steps: int | None
-    """The batch of that validation."""
+    """Batch of the best validation."""
     latest_validation: Num | None
     """Latest value of the searcher's metric."""
     slot_seconds: float
-    """What it has cost: slots times the seconds for which its runs have held them, until now."""
+    """Cost so far: slots times seconds for which its runs held them."""
     latest_checkpoint: str | None
-    """A uuid."""
+    """Uuid of the latest checkpoint."""
     best_checkpoint: str | None
-    """A uuid."""
+    """Uuid of the best checkpoint."""
     source_trial_id: int | None
-    """The trial whose weights it begins with, where the searcher chose it."""
+    """Trial from whose weights it starts, if chosen by the searcher."""
     source_checkpoint: str | None
-    """Uuid of the checkpoint whose weights it begins with; empty when its source has none."""
+    """Uuid of the checkpoint from which it starts; empty if its source trial has none."""
     run_id: int | None
-    """The run that holds slots for it now."""
+    """Current run."""
     created_at: Time
-    """When the searcher asked for it."""
+    """Time when the searcher created it."""
     started_at: Time | None
-    """When its first run began."""
+    """Start time of its first run."""
     ended_at: Time | None
-    """When it ended."""
+    """End time."""
     error: str | None
-    """One line for the user."""
+    """One-line message for the user."""
     result_problem: str | None
-    """Why it ended without a result, also when it is `COMPLETED` (no validation, or never a
-    number); else null."""
+    """Why it ended without a result, even if `COMPLETED` (no validation, or only NaN); else null.
+    """
 
 
 class TrialAnswer(Resource, frozen=True):
-    """One trial."""
+    """Response with one trial."""
 
     trial: Trial
 
 
 class TrialPage(Resource, frozen=True):
-    """A page of trials."""
+    """Page of trials."""
 
     trials: list[Trial]
     next_after: str | None
     total: int
-    """How many there are on all pages."""
+    """Number of trials on all pages."""
 
 
 class Run(Resource, frozen=True):
     """One continuous execution of a trial."""
 
     id: int
-    """Number, from 1, over all trials."""
+    """Id, from 1, unique over all trials."""
     trial_id: int
-    """Whose run it is."""
+    """Its trial."""
     state: RunState
-    """Where it stands."""
+    """State."""
     agents: list[str]
-    """Names of the agents whose slots it holds or held, the first with the chief; those that were
-    forgotten are left out."""
+    """Names of the agents whose slots it holds or held, chief first, without deleted agents."""
     created_at: Time
-    """When it was given its slots."""
+    """Time when it got its slots."""
     started_at: Time | None
-    """When its ranks were started."""
+    """Time when its ranks started."""
     ended_at: Time | None
-    """When it gave its slots back."""
+    """Time when it released its slots."""
     exit_code: int | None
-    """Of its launcher; null while it runs, and where nobody learned it."""
+    """Exit code of its launcher; null while it runs or if unknown."""
     reason: str | None
-    """Why it ended, where it did not complete."""
+    """Why it ended, if it did not complete."""
     failed: bool
-    """Whether it ended with an error. False while it runs, and where it gave its slots back."""
+    """Whether it ended with an error; false while it runs or if it was preempted."""
 
 
 class RunPage(Resource, frozen=True):
-    """All runs of a trial, the oldest first."""
+    """All runs of a trial, oldest first."""
 
     runs: list[Run]
     next_after: None = None

@@ -6,28 +6,28 @@ __all__ = ["Removal", "RemovedCheckpoint"]
 
 
 class RemovedCheckpoint(Resource, frozen=True):
-    """What goes of a checkpoint."""
+    """Removed checkpoint, or removed files of one."""
 
     uuid: str
-    """Its name."""
+    """Unique name."""
     trial_id: int
-    """Whose state it is."""
+    """Trial that saved it."""
     steps_completed: int
-    """Batches that the trial had trained."""
+    """Number of batches that the trial had trained."""
     whole: bool
-    """Whether all of it goes."""
+    """Whether all its files are removed."""
     files: list[str]
-    """The files that go."""
+    """Removed files."""
     size_bytes: int
-    """Of those files."""
+    """Size of the removed files."""
 
 
 class Removal(Resource, frozen=True):
     """Removed checkpoints, or those that a dry run would remove."""
 
     dry_run: bool
-    """Nothing was done."""
+    """Whether nothing was removed."""
     checkpoints: list[RemovedCheckpoint]
-    """What goes of each."""
+    """Removed checkpoints or files."""
     size_bytes: int
-    """Of all that goes."""
+    """Size of all removed files."""

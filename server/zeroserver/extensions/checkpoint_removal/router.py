@@ -42,15 +42,15 @@ class Removing(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     uuids: Annotated[list[Name], Field(min_length=1, max_length=10_000)]
-    """Of the checkpoints: all of them, or none, if one is still needed."""
+    """Uuids of the checkpoints. If one is still needed, none is removed."""
     globs: Annotated[list[Name], Field(max_length=100)] = Field(default_factory=list)
-    """Patterns of paths, such as `model0/*.pt`; `*` matches slashes too. All files when empty."""
+    """Patterns of paths, such as `model0/*.pt`; `*` also matches slashes. Empty for all files."""
     dry_run: bool = False
     """Only return what would be removed."""
 
 
 class Policy(BaseModel):
-    """Checkpoint policy of an experiment; missing keys stay unchanged."""
+    """Retention policy of an experiment; omitted keys stay unchanged."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -98,7 +98,7 @@ async def remove(services: ServicesDep, body: Removing) -> Removal:
 
 @router.delete("/checkpoints/{uuid}", status_code=204)
 async def delete_checkpoint(services: ServicesDep, uuid: str) -> Response:
-    """Remove a checkpoint; repeating the request changes nothing."""
+    """Remove a checkpoint; idempotent."""
     await services.write(lambda work: CheckpointRemovalService(work).remove([uuid]))
     return Response(status_code=204)
 
@@ -107,7 +107,7 @@ async def delete_checkpoint(services: ServicesDep, uuid: str) -> Response:
 async def collect_checkpoints(
     services: ServicesDep, experiment_id: IdPath, policy: Policy | None = None
 ) -> Removal:
-    """Set how many checkpoints an experiment keeps, and remove the others."""
+    """Set an experiment's retention policy, and prune its checkpoints."""
     chosen = policy or Policy()
     counts = chosen.model_dump(exclude={"dry_run"}, exclude_none=True)
     if chosen.dry_run:

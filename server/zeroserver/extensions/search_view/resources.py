@@ -15,59 +15,59 @@ __all__ = [
 
 
 class RungEntry(Resource, frozen=True):
-    """A trial that was judged at a rung."""
+    """Result of a trial at a rung."""
 
     trial_id: int
-    """Which trial."""
+    """The trial."""
     metric: Num | None
-    """As it was reported; null when it was not a number, or never came."""
+    """Reported metric; null if it was NaN or missing."""
     state: EntryState
-    """`promoted` went on to the next rung; `paused` waits, and may still go on; `stopped` ended
-    there; `completed` is at the highest rung; `failed` ended early, and ranks last."""
+    """`promoted`: continued to the next rung. `paused`: may still be promoted. `stopped`: ended at
+    this rung. `completed`: reached the highest rung. `failed`: ended early, ranks last."""
 
 
 class Rung(Resource, frozen=True):
-    """A length at which trials are compared."""
+    """Length at which trials are compared."""
 
     length: int
     """Length in the unit of the search."""
     training: list[int]
-    """Trials on their way to it."""
+    """Trials that train towards it."""
     entries: list[RungEntry]
-    """Trials that were judged there, best first."""
+    """Results at this rung, best first."""
 
 
 class Bracket(Resource, frozen=True):
     """Rungs with separate lists of trials."""
 
     trials: int
-    """How many trials it has at most, if none has to be replaced."""
+    """Maximum number of trials, without replacements."""
     rungs: list[Rung]
-    """The lowest first."""
+    """Rungs, lowest first."""
 
 
 class SearcherState(Resource, frozen=True):
     """Rungs and trials of a search."""
 
     name: str
-    """Which searcher."""
+    """Name of the searcher."""
     unit: Literal["batches", "epochs"] | None
     """Unit of all lengths; null if trials decide their lengths."""
     metric: str | None
-    """By which trials are compared; null for a single trial that names none."""
+    """Metric that compares trials; null for a single trial without one."""
     smaller_is_better: bool
-    """Which way they are compared."""
+    """Whether smaller values of the metric are better."""
     done: bool
-    """Whether it wants no more trials."""
+    """Whether it creates no more trials."""
     progress: Share
     """0 to 1."""
     brackets: list[Bracket]
-    """Empty for a searcher that compares no trials while they train."""
+    """Brackets; empty if the searcher does not compare trials during training."""
     problem: str | None
-    """Why nothing can be said of where the trials stand; null when all is well."""
+    """Why the state is unknown; null if it is known."""
 
 
 class SearcherAnswer(Resource, frozen=True):
-    """A search."""
+    """Response with the state of a search."""
 
     searcher: SearcherState

@@ -1,4 +1,4 @@
-"""State of a search: rungs and trials."""
+"""Route of the state of a search: rungs and trials."""
 
 from sqlalchemy import Connection, select
 
@@ -29,25 +29,25 @@ ACCESS["GET /api/v1/experiments/{experiment_id}/searcher"] = SEARCH
 
 @router.get("/{experiment_id}/searcher")
 async def get_searcher(services: ServicesDep, experiment_id: IdPath) -> SearcherAnswer:
-    """Read the state of a search: its rungs, and the trials evaluated at and training to each."""
+    """Read the state of a search: its rungs, and the trials at and training towards each."""
     row = await services.read(lambda connection: find_row(connection, ExperimentRow, experiment_id))
-    seen = await _seen(services, row)
+    view = await _current_view(services, row)
     ids = await services.read(lambda connection: _ids(connection, experiment_id))
     state = SearcherState(
         name=row.searcher_name,
-        unit=seen.unit,
+        unit=view.unit,
         metric=row.metric or None,
         smaller_is_better=bool(row.smaller_is_better),
         done=bool(row.searcher_done),
         progress=row.progress,
-        brackets=[_bracket(bracket, ids) for bracket in seen.view.brackets],
-        problem=seen.problem,
+        brackets=[_bracket(bracket, ids) for bracket in view.view.brackets],
+        problem=view.problem,
     )
     return SearcherAnswer(state)
 
 
-async def _seen(services: Services, row: ExperimentRow) -> CurrentView:
-    """Return the view of the loaded searcher; replay one whose experiment has ended."""
+async def _current_view(services: Services, row: ExperimentRow) -> CurrentView:
+    """Return the view of a search; that of an ended experiment is replayed."""
     if row.state in EXPERIMENT_ENDED:
         return await services.read(
             lambda connection: look_back(services.orchestrator, connection, row)
