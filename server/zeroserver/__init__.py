@@ -1,1 +1,1 @@
-"""The server of Zerolab: database, REST routes, orchestrator and the web page."""
+"""Server of Zerolab: database, REST routes, orchestrator and the web page."""

@@ -1,4 +1,4 @@
-"""``python -m zeroserver``: see :mod:`zeroserver.process`."""
+"""Entry point of ``python -m zeroserver``; see :mod:`zeroserver.process`."""
 
 import gc
 import signal
@@ -12,14 +12,14 @@ __all__ = ["start"]
 def start() -> int:
     """Run a server; return the exit code.
 
-    Modules stay in memory, so garbage collection is off while they are loaded, which saves an
-    eighth of the start. ``freeze_startup_objects`` enables it again.
+    Garbage collection is disabled during imports, since modules stay in memory. This saves an
+    eighth of the startup time. ``freeze_startup_objects`` enables it again.
     """
     gc.disable()
-    # FastAPI asks of each parameter whether it is a model of pydantic 1, and would load all of that
-    # for a no: a fifteenth of a start, and memory for good. Since 0.129 it takes that for a no.
+    # FastAPI checks whether each parameter is a pydantic 1 model, and would import pydantic.v1 for
+    # that: a fifteenth of the startup time, and memory. Since 0.129 it accepts a missing module.
     sys.modules["pydantic.v1"] = None  # type: ignore[assignment]
-    # uvicorn's package imports its command line, with click: a thirtieth of a start, unused.
+    # uvicorn's package imports its unused command line with click: a thirtieth of the startup time.
     command_line = ModuleType("uvicorn.main")
     command_line.__dict__["__getattr__"] = lambda _name: None
     sys.modules["uvicorn.main"] = command_line
@@ -30,9 +30,9 @@ def start() -> int:
 
 
 def _defer_models() -> None:
-    """Let models build their validators at first use.
+    """Make models build their validators on first use.
 
-    FastAPI declares 40 for the OpenAPI document and builds three of them when it is imported.
+    FastAPI declares 40 models for the OpenAPI document and builds three of them during its import.
     """
     from pydantic import BaseModel
 

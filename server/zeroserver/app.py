@@ -1,4 +1,4 @@
-"""FastAPI application: construction, start-up and shutdown."""
+"""FastAPI application: construction, startup and shutdown."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ __all__ = ["STATIC", "create_app", "prepare"]
 logger = logging.getLogger(__name__)
 
 _LOG_INTERVAL_S = 60.0
-"""Minimum seconds between identical log lines."""
+"""Minimum time between identical log lines, in seconds."""
 
 STATIC = Path(__file__).parent / "static"
 
@@ -54,20 +54,24 @@ _NO_PAGE = (
 
 
 def create_app(settings: Settings, static: Path = STATIC) -> FastAPI:
-    """Create the application of a server; nothing is opened before it starts.
+    """Create the application of a server; it opens no resources before its startup.
 
     Args:
-        settings: What it is told from outside.
+        settings: Settings of the server.
         static: Directory of the built page.
     """
     app = FastAPI(
         title="Zerolab",
         version=__version__,
-        docs_url=None,  # its page loads scripts from elsewhere
+        docs_url=None,  # its page loads external scripts
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
         lifespan=_lifespan,
-        telemetry={"tracing": False, "metrics": False, "logs": False},  # looked up by each request
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+        },  # avoids lookups in each request
     )
     services = _services(settings)
     app.state.services = services
@@ -87,11 +91,11 @@ def create_app(settings: Settings, static: Path = STATIC) -> FastAPI:
 
 
 def _add_routes(app: FastAPI) -> None:
-    """Add all routes; the first match serves a request, so literal paths come before parameters."""
+    """Add all routes; the first match serves a request, so literal paths precede parameters."""
     for wire in WIRE_ROUTES:
         app.router.routes.append(wire.route())
     app.state.missing = ROUTERS.missing()
-    for name in ROUTERS:  # first: theirs are `experiments/columns` and other literal paths
+    for name in ROUTERS:  # first, since they have literal paths such as `experiments/columns`
         problem = ROUTERS.problem(name)
         if problem is not None:
             logger.error("routes of an extension are left out: %s", problem)
@@ -99,15 +103,15 @@ def _add_routes(app: FastAPI) -> None:
             app.router.routes.extend(ROUTERS[name].routes)
         else:
             app.include_router(ROUTERS[name])
-    # Not include_router: at the first request it builds each route again, which takes 40 ms of CPU
-    # and 1 MB for our 76 routes, and 11 % more CPU for each small response.
+    # include_router would build each route again at the first request: 40 ms of CPU and 1 MB for
+    # our 76 routes, and 11 % more CPU for each small response.
     modules = (checkpoints, experiments, trials, events, server, agents)
     for module in modules:
         app.router.routes.extend(module.router.routes)
 
 
 def _is_ours(router: APIRouter) -> bool:
-    """Return whether a router comes with the server; only such ones may use any path."""
+    """Check whether a router is built-in; only built-in routers may use any path."""
     modules = (getattr(route, "endpoint", router).__module__ for route in router.routes)
     return all(module.startswith("zeroserver.extensions.") for module in modules)
 
@@ -126,7 +130,7 @@ def _router(loaded: Any) -> APIRouter:
 
 
 ROUTERS: Registry[APIRouter] = Registry("zeroserver.routers", {}, _router)
-"""Routes of extensions."""
+"""Routers of extensions."""
 
 
 class Supervisor(Protocol):
@@ -154,7 +158,7 @@ def _services(settings: Settings) -> Services:
     def publish(changes: list[Change]) -> None:
         loop = services.loop
         if loop is not None:
-            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(services.publish, changes)
 
     url = settings.database_url or sqlite_url(home.database)
@@ -164,13 +168,13 @@ def _services(settings: Settings) -> Services:
 
 
 def prepare(services: Services) -> None:
-    """Bring the database up to date and do what only a start does; the second time, nothing.
+    """Lock and migrate the database and do other startup work; no effect if already done.
 
     Raises:
-        ConflictError: If another program, or a newer version, has written the database, or another
-            server works on it.
+        ConflictError: If another program or a newer version created the database, or another server
+            uses it.
         ConfigError: If it cannot be opened.
-        StoreError: If it is damaged, or its disk takes no more.
+        StoreError: If it is damaged, or its disk is full.
     """
     database = services.database
     if database.started:
@@ -187,7 +191,7 @@ def prepare(services: Services) -> None:
         )
         sweep_archives(database, services.orchestrator.home.archives)
     except StoreError as error:
-        if isinstance(error.__cause__, OSError):  # a file beside the database, which it names
+        if isinstance(error.__cause__, OSError):  # the message names another file
             raise
         file = services.orchestrator.home.database
         tables = damaged_tables(file) if error.damaged and database.sqlite else []
@@ -219,7 +223,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _tick_forever(services: Services, supervisors: Sequence[Supervisor]) -> None:
-    with suppress(StoreError):  # the next start does it
+    with suppress(StoreError):  # the next start retries
         await services.write(lambda work: work.orphans.find())
         await services.resume()
     last_error, quiet_until = "", 0.0
@@ -244,10 +248,10 @@ async def _tick_forever(services: Services, supervisors: Sequence[Supervisor]) -
                 while await services.write(lambda work: work.logs.expire()):
                     pass
         except StoreError as error:
-            if str(error) != last_error or time.monotonic() >= quiet_until:  # not each second
+            if str(error) != last_error or time.monotonic() >= quiet_until:  # not at every tick
                 last_error, quiet_until = str(error), time.monotonic() + _LOG_INTERVAL_S
                 logger.warning("the clock's work is put off: %s", error)
-        except Exception:  # the clock must go on; the log has what happened
+        except Exception:  # the loop must continue; the log has the traceback
             logger.exception("the clock's work failed")
         await asyncio.sleep(services.settings.timings.tick_s)
 

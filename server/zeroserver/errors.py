@@ -72,13 +72,13 @@ class StoreError(ZerolabError):
         """Create the error for a server that cannot start.
 
         Args:
-            location: The database.
+            location: Address of the database.
             cause: Error of reading or writing.
             tables: Unreadable tables of a damaged database.
         """
         if cause.damaged:
-            what = f"; what cannot be read: {', '.join(tables)}" if tables else ""
-            instance = cls(f"database {location}: is damaged ({cause.reason}){what}; {_REMEDY}")
+            details = f"; what cannot be read: {', '.join(tables)}" if tables else ""
+            instance = cls(f"database {location}: is damaged ({cause.reason}){details}; {_REMEDY}")
         else:
             instance = cls(f"database {location}: {cause}")
         instance.disk_full, instance.damaged, instance.reason = (
@@ -99,23 +99,23 @@ class StoreError(ZerolabError):
 
 
 class TooLargeError(ZerolabError):
-    """A request is larger than this server accepts."""
+    """Error: a request is larger than this server accepts."""
 
 
 class BusyError(ZerolabError):
-    """Too many concurrent requests of a kind."""
+    """Error: too many concurrent requests of a kind."""
 
 
 class ExpiredTokenError(StaleRunError):
-    """The token of a run that has ended."""
+    """Error: the token belongs to a run that has ended."""
 
 
 class UnauthorizedError(ForbiddenError):
-    """Missing or unknown token."""
+    """Error: the token is missing or unknown."""
 
 
 _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
-    # The first class that fits decides.
+    # The first matching class applies.
     (ExpiredTokenError, 401, "stale_run"),
     (ConfigError, 422, "config"),
     (NotFoundError, 404, "not_found"),
@@ -159,7 +159,7 @@ def _answer(
     return JSONResponse(body, status, headers)
 
 
-def _place(location: tuple[Any, ...]) -> str:
+def _key_path(location: tuple[Any, ...]) -> str:
     return ".".join(str(part) for part in location[1:]) or str(location[0])
 
 
@@ -182,12 +182,12 @@ def _requirement(error: Mapping[str, Any]) -> str:
 
 
 def _missing(request: Request) -> list[str]:
-    """Return the removed extensions, one of which may have the requested route."""
+    """Return messages about removed extensions that may have had the requested route."""
     return list(getattr(request.app.state, "missing", ()))
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Register handlers that convert every error of ``app`` to the common response form."""
+    """Register handlers that convert all errors of ``app`` to the common response format."""
 
     @app.exception_handler(ZerolabError)
     async def _ours(_request: Request, error: Exception) -> JSONResponse:
@@ -196,7 +196,7 @@ def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        problems = [f"{_place(item['loc'])}: {_requirement(item)}" for item in error.errors()]
+        problems = [f"{_key_path(item['loc'])}: {_requirement(item)}" for item in error.errors()]
         if any(item["loc"][0] == "path" for item in error.errors()):
             problems += _missing(request)
         return _answer(422, "invalid", "request: " + "; ".join(problems), problems)

@@ -1,6 +1,6 @@
 """Notification of long polls by topic, and the journal behind the event streams.
 
-Everything here runs on the event loop's thread; the writer passes its changes to it.
+All code here runs on the event loop's thread; the writer sends its changes to it.
 """
 
 import asyncio
@@ -22,51 +22,51 @@ ALL = 0
 """Id of the stream of all experiments."""
 
 LISTED_KINDS = frozenset({"experiment", "trial", "cluster"})
-"""Events of that stream."""
+"""Kinds of events in that stream."""
 
 RELOAD = "reload"
-"""Kind of a change whose events are missing from the journal; readers read everything again."""
+"""Kind of a change without events in the journal; readers must reload everything."""
 
 _ENTRY_BYTES = 400
 """Memory of an event without its data."""
 
 
 class Hub:
-    """Topics with waiting coroutines, which a change wakes."""
+    """Topics with waiting coroutines that are woken by changes."""
 
     def __init__(self) -> None:
-        self._bells: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._listeners: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         self.closed = False
 
     @contextmanager
     def listen(self, topic: str) -> Iterator[asyncio.Event]:
-        """Yield an event that is set at every change of ``topic``."""
+        """Yield an event that every change of ``topic`` sets."""
         changed = asyncio.Event()
-        self._bells[topic].add(changed)
+        self._listeners[topic].add(changed)
         if self.closed:
             changed.set()
         try:
             yield changed
         finally:
-            self._bells[topic].discard(changed)
-            if not self._bells[topic]:
-                del self._bells[topic]
+            self._listeners[topic].discard(changed)
+            if not self._listeners[topic]:
+                del self._listeners[topic]
 
     def ring(self, topic: str) -> None:
         """Wake all listeners of ``topic``."""
-        for changed in self._bells.get(topic, ()):
+        for changed in self._listeners.get(topic, ()):
             changed.set()
 
     def close(self) -> None:
-        """Wake all listeners permanently: the server stops."""
+        """Wake all listeners permanently, at shutdown."""
         self.closed = True
-        for events in self._bells.values():
+        for events in self._listeners.values():
             for changed in events:
                 changed.set()
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One event of the streams."""
+    """Event of the streams."""
 
     number: int
     experiment_id: int
@@ -75,16 +75,16 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes in memory."""
+        """Approximate size in memory, in bytes."""
         return _ENTRY_BYTES + (len(self.resource) if isinstance(self.resource, bytes) else 0)
 
 
 class Journal(msgspec.Struct):
-    """Recent events, so that an interrupted stream can resume.
+    """Journal of recent events, from which an interrupted stream can resume.
 
-    Events of an experiment are kept from its first reader until one minute after its last one. A
-    reader with an older cursor must reload everything. Cursors are ``boot-number``, so that
-    cursors of an earlier server process are recognized.
+    Events of an experiment are kept from its first reader until a minute after its last one. A
+    reader with an older cursor must reload everything. Cursors have the form ``boot-number``, which
+    identifies cursors of earlier server processes.
     """
 
     hub: Hub
@@ -107,21 +107,23 @@ class Journal(msgspec.Struct):
     """Monotonic time at which the last reader of an experiment disconnected."""
 
     def wanted(self, experiment_id: int) -> bool:
-        """Check whether anyone reads the experiment and trial events of this experiment."""
+        """Check whether the experiment and trial events of an experiment have a reader."""
         return experiment_id in self._kept_after or ALL in self._kept_after
 
     def followed(self, experiment_id: int) -> bool:
-        """Check whether anyone reads all events of this experiment, including metrics and logs."""
+        """Check whether all events of an experiment, including metrics and logs, have a reader."""
         return experiment_id in self._kept_after
 
     def tidy(self) -> None:
-        """Drop the events of experiments that have had no reader for a while."""
-        end = time.monotonic() - self.linger_s
-        idle = [experiment_id for experiment_id, since in self._idle_since.items() if since <= end]
+        """Drop the events of experiments without a recent reader."""
+        cutoff = time.monotonic() - self.linger_s
+        idle = [
+            experiment_id for experiment_id, since in self._idle_since.items() if since <= cutoff
+        ]
         for experiment_id in idle:
             del self._idle_since[experiment_id], self._kept_after[experiment_id]
         if idle:
-            self._last += 1  # invalidates the cursors of readers that come back later
+            self._last += 1  # invalidates the cursors of readers that return later
             self._entries = deque(entry for entry in self._entries if self._keeps(entry))
             self.held_bytes = sum(entry.size for entry in self._entries)
 
@@ -161,8 +163,9 @@ class Journal(msgspec.Struct):
         """Yield the events of an experiment in groups as they arrive.
 
         Yields:
-            None first when events may have been missed (the reader must read everything again),
-            then lists of events; an empty list every ``pause_s`` seconds of silence.
+            None if events may have been missed, so that the reader must reload everything. Then
+            lists
+            of events; an empty list after ``pause_s`` seconds without events.
         """
         after = self._resume(experiment_id, last_event_id)
         with self._count_reader(experiment_id), self.hub.listen(_topic(experiment_id)) as changed:

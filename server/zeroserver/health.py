@@ -1,4 +1,4 @@
-"""Health of the server: whether its database can be read and written, and its disk has room."""
+"""Health of the server: database and free disk space."""
 
 import asyncio
 import os
@@ -16,11 +16,11 @@ __all__ = ["HealthCheck"]
 _DISK_CHECK_PERIOD_S = 5.0
 """Seconds between two checks of the disk."""
 _DISK_CHECK_TIMEOUT_S = 1.0
-"""Seconds that a request waits for a check of the disk; a later request gets its result."""
+"""Maximum wait of a request for the disk check; a later request gets its result."""
 _READ_TIMEOUT_S = 5.0
-"""Seconds after which a database that has not answered is unhealthy."""
+"""Timeout of the database, after which the server is unhealthy."""
 _STALLED_S = 10.0
-"""Seconds without a commit while changes wait, after which the server reports itself unhealthy."""
+"""Time without a commit while jobs are pending, after which the server is unhealthy."""
 _MIN_FREE_BYTES = 1024 * 1024
 """Minimum free bytes of the disk; SQLite needs some even to delete."""
 
@@ -41,11 +41,11 @@ class HealthCheck:
         self._next_write = 0.0
 
     async def check(self) -> None:
-        """Check that the database can be read and written, and that its disk has room.
+        """Check that the database can be read and written and that its disk is not full.
 
         Raises:
-            StoreError: If it cannot be read, or does not answer soon; if the writer has made no
-                change for a while although some wait; if the disk takes no more.
+            StoreError: If it cannot be read in time, the writer makes no progress although jobs are
+                pending, or the disk is full.
         """
         await self._check_reading()
         self._check_writer()
@@ -61,7 +61,7 @@ class HealthCheck:
             raise StoreError(msg)
 
     async def _check_reading(self) -> None:
-        if self._reading is None or self._reading.done():  # concurrent requests share one
+        if self._reading is None or self._reading.done():  # concurrent requests share a check
             self._reading = asyncio.create_task(asyncio.to_thread(self._read_now))
             self._reading.add_done_callback(_note_failure)
         await asyncio.wait((self._reading,), timeout=_READ_TIMEOUT_S)
@@ -71,16 +71,16 @@ class HealthCheck:
         self._reading.result()
 
     async def _check_disk(self) -> None:
-        """Write to the database and periodically reserve disk space, without waiting for others."""
+        """Write to the database and check for free disk space, with a short timeout."""
         now = time.monotonic()
         if self._writing is None or (self._writing.done() and now >= self._next_write):
             self._next_write = now + _DISK_CHECK_PERIOD_S
             self._writing = asyncio.create_task(self._write())
             self._writing.add_done_callback(_note_failure)
         await asyncio.wait((self._writing,), timeout=_DISK_CHECK_TIMEOUT_S)
-        failed = self._writing.exception() if self._writing.done() else None
-        if isinstance(failed, StoreError) and failed.disk_full:
-            raise failed
+        error = self._writing.exception() if self._writing.done() else None
+        if isinstance(error, StoreError) and error.disk_full:
+            raise error
         if self._database.disk_was_full(_DISK_CHECK_PERIOD_S):
             msg = "disk full"
             raise StoreError.of(msg)
@@ -90,14 +90,14 @@ class HealthCheck:
         await self._database.write(_write_probe)
 
     def _reserve_space(self) -> None:
-        """Check that a file of 1 MB can be written next to the data.
+        """Check that a file of 1 MB can be allocated next to the data.
 
-        Writing an existing page again needs no new space, so it would prove nothing.
+        Overwriting an existing page would need no new space.
         """
-        places = {self._home}
+        folders = {self._home}
         if self._database.file is not None:
-            places.add(self._database.file.absolute().parent)
-        for folder in places:
+            folders.add(self._database.file.absolute().parent)
+        for folder in folders:
             try:
                 with tempfile.TemporaryFile(dir=folder) as file:
                     os.posix_fallocate(file.fileno(), 0, _MIN_FREE_BYTES)

@@ -1,4 +1,4 @@
-"""Server process of a data directory: command line, socket, start and shutdown."""
+"""Server process of a data directory: command line, socket, startup and shutdown."""
 
 import argparse
 import ipaddress
@@ -48,17 +48,17 @@ class _Server(Server):
         self._services = services
         self._home = home
         self.lock_lost = ""
-        """Message about the server that took the database; empty while this one owns it."""
+        """Message about the server that took over the database; empty while this one owns it."""
         services.database.lock.on_lost = self._stop_after_lock_loss
 
     def _stop_after_lock_loss(self, reason: str) -> None:
-        """Stop, since another server works on the database; called by the writer's thread."""
+        """Stop after another server has taken over the database; called on the writer thread."""
         self.lock_lost = reason
         logger.error("%s", reason)
         os.kill(os.getpid(), signal.SIGTERM)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen."""
+        """Start to listen and publish the address."""
         await super().startup(sockets=sockets)
         if self.started:
             freeze_startup_objects()
@@ -67,11 +67,12 @@ class _Server(Server):
             sys.stdout.flush()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop: long polls and event streams must not hold the process."""
+        """Start the shutdown and end long polls and event streams."""
         loop = self._services.loop
         if loop is not None:
             loop.call_soon_threadsafe(self._services.hub.close)
-        # Not the method of the base class: it raises the signal again after a clean end.
+        # The base class's method is not called, since it raises the signal again after a clean
+        # exit.
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
@@ -79,8 +80,8 @@ class _Server(Server):
 def main(arguments: list[str] | None = None) -> int:
     """Run a server until SIGTERM or SIGINT; return the exit code."""
     options = _parser().parse_args(arguments)
-    forbid_inspection()  # the token and the keys are in our memory
-    os.umask(0o077)  # files of the server are readable by their owner only
+    forbid_inspection()  # the memory contains the token and the keys
+    os.umask(0o077)  # only the user may read files of the server
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -104,7 +105,7 @@ class Connections(msgspec.Struct, frozen=True):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses whose ``X-Forwarded-Proto`` and ``X-Forwarded-For`` are used, besides loopback."""
+    """Addresses whose ``X-Forwarded-*`` headers are used, in addition to loopback."""
 
 
 def serving(
@@ -176,7 +177,7 @@ def _serve(options: argparse.Namespace) -> int:
         server = _Server(serving(app, limits, connections), services, home)
         try:
             server.run(sockets=[listening])
-        except OSError as error:  # it could not write its address
+        except OSError as error:  # its address could not be written
             raise home.unwritable_error(error) from error
         finally:
             _forget(home)
@@ -320,7 +321,7 @@ def _connections(options: argparse.Namespace) -> Connections:
     if not problems:
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            # Without a password: OpenSSL would ask the terminal for it.
+            # An empty password prevents OpenSSL from prompting for one.
             context.load_cert_chain(options.tls_cert, options.tls_key, password="")
         except (OSError, ValueError) as error:
             problem = f"must be a certificate and its key without a passphrase, both PEM ({error})"
@@ -332,13 +333,13 @@ def _connections(options: argparse.Namespace) -> Connections:
 
 
 def _url(host: str, port: int, names: Sequence[str], *, tls: bool) -> str:
-    """Return the address at which programs on this machine reach the server.
+    """Return the URL at which programs on this machine reach the server.
 
     Args:
         host: Address on which it listens.
         port: Port on which it listens.
-        names: Names for which its certificate may be.
-        tls: Whether it speaks HTTPS.
+        names: Possible host names of its certificate.
+        tls: Whether it uses HTTPS.
     """
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared
     host = names[0] if names else f"[{host}]" if ":" in host else host
@@ -349,7 +350,7 @@ def _address(text: str) -> str:
     """Parse an IP address.
 
     Raises:
-        argparse.ArgumentTypeError: If it is none.
+        argparse.ArgumentTypeError: If it is invalid.
     """
     try:
         return str(ipaddress.ip_address(text))
@@ -359,10 +360,10 @@ def _address(text: str) -> str:
 
 
 def _count(text: str) -> int:
-    """Parse a count.
+    """Parse a positive integer.
 
     Raises:
-        argparse.ArgumentTypeError: If it is none.
+        argparse.ArgumentTypeError: If it is invalid.
     """
     number = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
     if not number:
@@ -372,10 +373,10 @@ def _count(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    """Parse a duration.
+    """Parse a duration in seconds.
 
     Raises:
-        argparse.ArgumentTypeError: If it is none.
+        argparse.ArgumentTypeError: If it is invalid.
     """
     try:
         seconds = float(text)
@@ -391,7 +392,7 @@ def _port(text: str) -> int:
     """Parse a port.
 
     Raises:
-        argparse.ArgumentTypeError: If it is none.
+        argparse.ArgumentTypeError: If it is invalid.
     """
     try:
         return read_port(text)
@@ -436,7 +437,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
 
 
 def _forget(home: Home) -> None:
-    """Remove server.json if it is still ours."""
+    """Remove server.json if this process wrote it."""
     try:
         is_own = json.loads(home.server_file.read_bytes()).get("pid") == os.getpid()
     except (OSError, ValueError):

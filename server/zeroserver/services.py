@@ -51,7 +51,7 @@ class Services:
     orchestrator: Orchestrator
     keys: TokenStore
     url: str = ""
-    """Address at which agents on this machine reach the server; known once it listens."""
+    """URL for agents on this machine; empty until the server listens."""
     started_at: float = 0.0
     loop: asyncio.AbstractEventLoop | None = field(default=None, repr=False)
     policies: PolicySearch = field(init=False, repr=False)
@@ -59,7 +59,7 @@ class Services:
     orders: TrialOrders = field(default_factory=TrialOrders, repr=False)
     _parts: dict[type, object] = field(default_factory=dict, repr=False)
     _applying: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
-    """Held while checkpoint policies are applied."""
+    """Lock for applying retention policies."""
     health: HealthCheck = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -67,10 +67,10 @@ class Services:
         self.health = HealthCheck(self.database, self.orchestrator.home.path)
 
     def part(self, kind: type[T]) -> T:
-        """Return the object of an extension that lives as long as the server.
+        """Return an extension's object, which lives as long as the server.
 
         Args:
-            kind: Its class, which is called without arguments at the first use.
+            kind: Its class; instantiated without arguments on first use.
         """
         if kind not in self._parts:
             self._parts[kind] = kind()
@@ -82,21 +82,21 @@ class Services:
         self.journal.publish(changes)
 
     def wake_agents(self) -> None:
-        """End the long polls of agents, since a token was renewed; thread-safe."""
+        """End the long polls of agents after a token was renewed; thread-safe."""
         if self.loop is not None:
             self.loop.call_soon_threadsafe(self.hub.ring, "agents")
 
-    async def read(self, question: Callable[[Connection], T]) -> T:
+    async def read(self, query: Callable[[Connection], T]) -> T:
         """Run a database query without blocking the event loop."""
-        return await run_in_threadpool(self._read_now, question)
+        return await run_in_threadpool(self._read_now, query)
 
-    async def _read_at_start(self, question: Callable[[Connection], T]) -> T:
-        """Run a database query without anyio, whose threads take 7 ms to load."""
-        return await asyncio.to_thread(self._read_now, question)
+    async def _read_at_start(self, query: Callable[[Connection], T]) -> T:
+        """Run a database query without anyio, whose import takes 7 ms."""
+        return await asyncio.to_thread(self._read_now, query)
 
-    def _read_now(self, question: Callable[[Connection], T]) -> T:
+    def _read_now(self, query: Callable[[Connection], T]) -> T:
         with self.database.read() as connection:
-            return question(connection)
+            return query(connection)
 
     async def write(self, job: Callable[[UnitOfWork], T]) -> T:
         """Run a job of the orchestrator and wait for its commit."""
@@ -105,7 +105,7 @@ class Services:
         )
 
     async def load_searcher(self, experiment_id: int) -> None:
-        """Replay a search that is not in memory outside of the writer, before a change needs it.
+        """Load a search into memory; the replay runs outside of the writer thread.
 
         Raises:
             NotFoundError: If there is no such experiment.
@@ -115,7 +115,7 @@ class Services:
             await self.write(lambda work: work.searches.load(experiment_id))
 
     async def prepare_replay(self, experiment_id: int) -> None:
-        """Replay a search outside of the writer, for the next change that needs the replay."""
+        """Replay a search outside of the writer thread, for a later transaction."""
         await self.read(
             lambda connection: prepare_replay(self.orchestrator, connection, experiment_id)
         )
@@ -125,11 +125,11 @@ class Services:
         for experiment_id in await self._read_at_start(large_searches):
             try:
                 await self.load_searcher(experiment_id)
-            except Exception:  # the other experiments can be served
+            except Exception:  # other experiments are not affected
                 logger.exception("the searcher of experiment %d cannot be loaded", experiment_id)
 
     async def resume(self) -> None:
-        """Resume the policies and search operations that a killed server did not finish."""
+        """Resume policies, states and search operations that a killed server did not finish."""
         due = await self._read_at_start(due_experiments)
         self.orchestrator.deletions.retention_due.update(due)
         unapplied = await self._read_at_start(unapplied_experiments)
@@ -142,25 +142,25 @@ class Services:
         await self.write(lambda work: work.operations.resume_backlog(experiment_id))
 
     async def execute_operations(self) -> None:
-        """Execute queued searcher operations, split into several changes."""
+        """Execute all backlogged searcher operations, in several transactions."""
         while self.orchestrator.searches.backlog:
             await self.write(lambda work: work.periodic.execute_operations())
 
     async def apply_states(self) -> None:
-        """Apply the states of experiments to their trials, split into several changes."""
+        """Apply the states of experiments to their trials, in several transactions."""
         while self.orchestrator.queue.unapplied:
             await self.write(lambda work: work.periodic.apply_states())
 
     async def apply_policies(self) -> None:
-        """Apply the checkpoint policies of large experiments, in several changes."""
+        """Apply the due retention policies, in several transactions."""
         for experiment_id in sorted(self.orchestrator.deletions.retention_due):
             try:
                 await self.apply_policy(experiment_id)
-            except NotFoundError:  # it was deleted
+            except NotFoundError:  # deleted concurrently
                 self.orchestrator.deletions.retention_due.discard(experiment_id)
 
     async def apply_policy(self, experiment_id: int) -> list[str]:
-        """Delete the checkpoints of an experiment that its policy does not keep, a part at a time.
+        """Apply the retention policy of an experiment, in several transactions.
 
         Returns:
             The uuids of the deleted checkpoints.
@@ -193,14 +193,14 @@ class Services:
         return deleted
 
     async def remove_orphans(self) -> None:
-        """Remove the points and logs of deleted trials, in several changes."""
+        """Remove the points and logs of deleted trials, in several transactions."""
         while self.orchestrator.deletions.orphans:
             await self.write(lambda work: work.orphans.remove_some())
             self.database.deleted = True
         await run_in_threadpool(self.database.empty_wal)
 
     async def purge_names(self) -> None:
-        """Delete the names of metrics that have no points any more."""
+        """Delete metric names without points."""
         self.orchestrator.metrics.purge_due = False
         await self.write(lambda work: work.orchestrator.metrics.admitted.clear())
         unused = await self.read(unused_names)
@@ -210,8 +210,9 @@ class Services:
 def freeze_startup_objects() -> None:
     """Exclude the objects of a started server from garbage collection.
 
-    A collection of all of them would take 50 ms, again and again while requests are answered. Later
-    objects are collected as usual: collection is enabled if it was disabled for the start.
+    Each collection of all of them would delay requests by 50 ms. Later objects are collected as
+    usual:
+    collection is enabled if it was disabled during startup.
     """
     gc.freeze()
     gc.enable()
@@ -223,7 +224,7 @@ def services_of(request: Request) -> Services:
     return services
 
 
-async def _services(request: Request) -> Services:  # a plain function would get a thread
+async def _services(request: Request) -> Services:  # a plain function would run in a thread
     return services_of(request)
 
 

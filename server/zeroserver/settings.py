@@ -14,35 +14,35 @@ class Timings:
     """Timeouts and intervals, in seconds."""
 
     agent_dead_s: float = 60.0
-    """Silence after which an agent is lost and its runs fail."""
+    """Time without requests after which an agent is lost and its runs fail."""
 
     agent_silent_s: float = 25.0
-    """Silence after which no new run starts on an agent."""
+    """Time without requests after which no new run starts on an agent."""
 
     agent_wait_s: float = 10.0
-    """Maximum duration of an agent's long poll for work, which is its heartbeat too."""
+    """Maximum duration of an agent's long poll for work, which is also its heartbeat."""
 
     tick_s: float = 1.0
     """Interval between checks of deadlines, back-offs and dead agents."""
 
     backoff_first_s: float = 1.0
-    """Wait before the first restart of a trial; it doubles with every further one."""
+    """Delay before the first restart of a trial; doubles with every further one."""
 
     backoff_most_s: float = 60.0
-    """Maximum wait before a restart."""
+    """Maximum delay before a restart."""
 
     grow_first_s: float = 60.0
-    """A run on fewer slots than its trial was made for is not asked to leave for more before; it
-    doubles with every time that its trial has done so."""
+    """Minimum duration of an elastic run before it is preempted for more slots; doubles each time
+    the trial grows."""
 
     grow_most_s: float = 3600.0
-    """Maximum of that time."""
+    """Maximum of that duration."""
 
     storage_check_s: float = 10.0
     """Timeout of a submission's check of its object store."""
 
     late_logs_s: float = 86400.0
-    """Time after the end of a run in which its agent may still deliver log lines."""
+    """Time after the end of a run during which late log lines are accepted."""
 
     expiry_s: float = 600.0
     """Interval between removals of expired logs."""
@@ -72,22 +72,22 @@ class Limits:
     """Maximum number of metric names of a trial; further ones are discarded."""
 
     log_bytes: int = 64 * 1024**2
-    """Log of a run; beyond it the oldest lines are dropped."""
+    """Maximum size of a run's log; the oldest lines are dropped."""
 
     archive_bytes: int = ARCHIVE_BYTES
-    """Compressed model directory."""
+    """Maximum size of a compressed model directory."""
 
     searcher_memory_bytes: int = 4 * 1024**3
-    """Memory of the process of a custom searcher class."""
+    """Maximum memory of the process of a custom searcher class."""
 
     searcher_cpu_s: int = 3600
-    """Processor time of such a process, in seconds."""
+    """Maximum CPU time of such a process, in seconds."""
 
     body_bytes: int = 100 * 1024**2
-    """Any body: an archive and its form around it."""
+    """Maximum size of a body with an archive."""
 
     small_body_bytes: int = 16 * 1024**2
-    """Bodies of all routes but the one that takes archives."""
+    """Maximum size of any other body."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,23 +99,23 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = 8080
-    """0 asks the system for a free one."""
+    """Port; 0 for any free one."""
 
     database_url: str = ""
     """SQLAlchemy URL; empty for SQLite in the home directory."""
 
     synchronous: Literal["full", "normal"] = "full"
-    """SQLite: ``full`` survives a power cut; ``normal`` only the death of the server, and is
-    faster where reports come one by one."""
+    """SQLite: ``full`` survives a power failure; ``normal`` only a crash of the server, but is
+    faster for single reports."""
 
     allow_remote: bool = False
-    """Listen beyond loopback: there is TLS, or the user wants it without."""
+    """Listen beyond loopback, with TLS or because the user allows it without."""
 
     host_names: tuple[str, ...] = ()
     """Additional host names of this server."""
 
     behind_https: bool = False
-    """Every browser uses HTTPS, although requests do not say so."""
+    """Assume that browsers use HTTPS, although request headers do not show it."""
 
     custom_searchers: bool = True
     """Run searcher classes of model directories on this machine."""

@@ -1,7 +1,8 @@
 """States of experiments, trials and runs, and the actions allowed in each state.
 
-A *move* is a change of state that the orchestrator makes; an *action* is a user's request. An
-action that has nothing left to do changes nothing, so that each may be asked for twice.
+A *move* is a change of state by the orchestrator; an *action* is a user's request. Repeating an
+action
+has no effect.
 """
 
 from collections.abc import Mapping
@@ -44,7 +45,7 @@ class ExperimentState(StrEnum):
 
 
 class TrialState(StrEnum):
-    """State of a trial. PAUSED: it has released its slots and waits."""
+    """State of a trial; a paused one has released its slots."""
 
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
@@ -72,16 +73,16 @@ EXPERIMENT_STOPPING = frozenset(
 TRIAL_ENDED = frozenset({_T.COMPLETED, _T.CANCELED, _T.ERROR})
 TRIAL_OPEN = frozenset(_T) - TRIAL_ENDED
 
-_TOLD_TO_STOP = frozenset({_E.STOPPING_CANCELED, _E.STOPPING_KILLED})
+_STOPPED_BY_USER = frozenset({_E.STOPPING_CANCELED, _E.STOPPING_KILLED})
 
 EXPERIMENT_MOVES: Mapping[str, frozenset[str]] = {
-    _E.ACTIVE: frozenset({_E.PAUSED, _E.STOPPING_COMPLETED, _E.STOPPING_ERROR}) | _TOLD_TO_STOP,
-    _E.PAUSED: frozenset({_E.ACTIVE, _E.STOPPING_COMPLETED, _E.STOPPING_ERROR}) | _TOLD_TO_STOP,
+    _E.ACTIVE: frozenset({_E.PAUSED, _E.STOPPING_COMPLETED, _E.STOPPING_ERROR}) | _STOPPED_BY_USER,
+    _E.PAUSED: frozenset({_E.ACTIVE, _E.STOPPING_COMPLETED, _E.STOPPING_ERROR}) | _STOPPED_BY_USER,
     _E.STOPPING_CANCELED: frozenset({_E.CANCELED, _E.STOPPING_KILLED}),
     _E.STOPPING_KILLED: frozenset({_E.CANCELED}),
-    _E.STOPPING_COMPLETED: frozenset({_E.COMPLETED}) | _TOLD_TO_STOP,
+    _E.STOPPING_COMPLETED: frozenset({_E.COMPLETED}) | _STOPPED_BY_USER,
     _E.STOPPING_ERROR: frozenset({_E.ERROR, _E.STOPPING_KILLED}),
-    _E.COMPLETED: frozenset({_E.ACTIVE, _E.PAUSED}),  # by `continue` alone, as the next two
+    _E.COMPLETED: frozenset({_E.ACTIVE, _E.PAUSED}),  # only by `continue`, like the next two
     _E.CANCELED: frozenset({_E.ACTIVE, _E.PAUSED}),
     _E.ERROR: frozenset({_E.ACTIVE, _E.PAUSED}),
 }
@@ -91,7 +92,7 @@ TRIAL_MOVES: Mapping[str, frozenset[str]] = {
     _T.RUNNING: frozenset({_T.QUEUED, _T.PAUSED, _T.STOPPING}) | TRIAL_ENDED,
     _T.PAUSED: frozenset({_T.QUEUED}) | TRIAL_ENDED,
     _T.STOPPING: TRIAL_ENDED,
-    _T.COMPLETED: frozenset({_T.QUEUED, _T.PAUSED}),  # by `continue` alone, as the next two
+    _T.COMPLETED: frozenset({_T.QUEUED, _T.PAUSED}),  # only by `continue`, like the next two
     _T.CANCELED: frozenset({_T.QUEUED, _T.PAUSED}),
     _T.ERROR: frozenset({_T.QUEUED, _T.PAUSED}),
 }
@@ -111,21 +112,21 @@ class Action(msgspec.Struct, frozen=True):
     done: frozenset[str]
     """States in which the action is accepted but changes nothing."""
     participle: str
-    """As in "cannot be paused"."""
+    """Participle for messages, as in "cannot be paused"."""
     instead: Mapping[str, str]
     """Advice for the user by state; ``{id}`` is replaced by the id."""
 
     def wanted(self, thing: str, number: int, state: str, remedy: str | None = None) -> bool:
-        """Whether there is something to do.
+        """Check whether the action has an effect in a state.
 
         Args:
             thing: ``experiment`` or ``trial``.
             number: Its id.
             state: Current state.
-            remedy: Advice for the user, if it does not follow from the state.
+            remedy: Advice for the user that replaces the default one of the state.
 
         Raises:
-            ConflictError: If its state does not allow it; the message says what to do.
+            ConflictError: If the state does not allow it; the message has a remedy.
         """
         if state in self.does:
             return True
@@ -186,7 +187,7 @@ EXPERIMENT_ACTIONS: Mapping[str, Action] = {
 
 TRIAL_ACTIONS: Mapping[str, Action] = {
     "pause": Action(_T_OPEN, frozenset(), "paused", _T_OVER),
-    "activate": Action(_T_OPEN, frozenset(), "activated", _T_OVER),  # a pause may be on its way
+    "activate": Action(_T_OPEN, frozenset(), "activated", _T_OVER),  # a pause may be pending
     "cancel": Action(_T_OPEN, TRIAL_ENDED | {_T.STOPPING}, "canceled", {}),
     "kill": Action(_T_OPEN | {_T.STOPPING}, TRIAL_ENDED, "killed", {}),
     "archive": Action(TRIAL_ENDED, frozenset(), "archived", _T_NOT_OVER),

@@ -1,9 +1,11 @@
 """Timeouts for idle and slow clients, and a limit of connections per address.
 
-A client needs no token before its header is complete. It can open a connection and leave it, or
-send a byte a minute, and each connection uses one of the process's file descriptors. Therefore a
-header must be complete within seconds, and a client must read its response within a minute. One
-peer has at most half of the descriptors; its oldest connection without a header is closed first.
+A client needs no token until its header is complete. It could open idle connections or send a byte
+a
+minute, and each connection uses a file descriptor. Therefore a header must be complete within
+seconds, and a client must read its response within a minute. One address may use at most half of
+the
+descriptors; its oldest connection without a header is closed first.
 """
 
 import asyncio
@@ -26,20 +28,20 @@ _WARN_INTERVAL_S = 60.0
 
 
 class ConnectionLimits(msgspec.Struct):
-    """Limits of the connections of one server; used on the event loop's thread only."""
+    """Limits of a server's connections; used only on the event loop's thread."""
 
     header_s: float = 10.0
-    """Seconds from the connection, or the first byte of a request, to the end of its header.
-    Also the time for the remainder of a body that is no longer needed."""
+    """Seconds from the connection, or the first byte of a request, to the end of its header. Also
+    the timeout for the remainder of a body that is no longer needed."""
     stalled_s: float = 60.0
-    """Seconds until a client that reads nothing of its response is disconnected."""
+    """Seconds until a client that does not read its response is disconnected."""
     max_per_peer: int = 512
     """Maximum number of connections from one address."""
     _open: defaultdict[str, int] = msgspec.field(default_factory=lambda: defaultdict(int))
     _waiting: defaultdict[str, dict["_Connection", None]] = msgspec.field(
         default_factory=lambda: defaultdict(dict)
     )
-    """Connections without a complete header by address, the oldest first."""
+    """Connections without a complete header by address, oldest first."""
     closed: int = 0
     """Number of connections closed by a limit."""
     _last_warning: float = -_WARN_INTERVAL_S
@@ -53,7 +55,7 @@ class ConnectionLimits(msgspec.Struct):
             self.close(oldest, f"its address has {self._open[peer]} connections")
 
     def leave(self, connection: "_Connection") -> None:
-        """Forget a connection."""
+        """Stop counting a closed connection."""
         peer = connection.peer
         self.header_received(connection)
         self._open[peer] -= 1
@@ -99,14 +101,14 @@ class _Connection(HttpToolsProtocol):
         self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count it, and expect a header."""
+        """Count the connection and wait for a header."""
         super().connection_made(transport)
         self.peer = self.client[0] if self.client else ""
         self.limits.enter(self)
         self._expect_header()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Stop its timers and counting it."""
         super().connection_lost(exc)
         for timer in (self._header_timer, self._body_timer, self._stall_timer):
             if timer is not None:
@@ -150,7 +152,7 @@ class _Connection(HttpToolsProtocol):
             self._body_timer = self.loop.call_later(self.limits.header_s, self._close_without_body)
 
     def pause_writing(self) -> None:
-        """Start to check whether the client reads."""
+        """Start to check whether the client reads the response."""
         super().pause_writing()
         self._watch_progress()
 
@@ -185,8 +187,8 @@ class _Connection(HttpToolsProtocol):
         if self.transport.get_write_buffer_size() < unsent_before:
             self._watch_progress()
         else:
-            reason = f"it has read nothing of its answer for {self.limits.stalled_s:g} s"
-            self.limits.close(self, reason)
+            message = f"it has read nothing of its answer for {self.limits.stalled_s:g} s"
+            self.limits.close(self, message)
 
 
 def limited_protocol(shared_limits: ConnectionLimits) -> type[HttpToolsProtocol]:

@@ -31,7 +31,7 @@ _OPEN_PREFIX = "/assets/"
 OPEN_PATHS = frozenset(
     name.partition(" ")[2] for name, callers in ACCESS.items() if callers == PUBLIC
 ) - {_OPEN_PREFIX.rstrip("/")}
-"""Paths that need no token, besides the files of the page."""
+"""Paths that need no token, in addition to the files of the page."""
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -39,7 +39,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 _MAX_CACHED_ROUTES = 4096
-"""Paths whose route is kept in memory."""
+"""Maximum number of paths whose route is cached."""
 
 _PORT = re.compile(r":\d+$")
 
@@ -97,11 +97,11 @@ class Guard:
         self._hosts = {name.lower() for name in names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or respond with an error."""
+        """Check a request and pass it to the application, or respond with an error."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":  # no route speaks anything else; an answer would be unguarded
+        if scope["type"] != "http":  # only HTTP is supported; anything else would bypass the checks
             await send({"type": "websocket.close", "code": 1008})
             return
         if self._behind_https:
@@ -147,7 +147,7 @@ class Guard:
         return principal
 
     def _check_route(self, scope: Scope, principal: Principal) -> None:
-        """Raise if the access table does not permit the caller for the route."""
+        """Raise ForbiddenError if the access table does not permit the caller for the route."""
         name, parameters = self._find_route(scope)
         if not name and principal.kind == "browser":
             return  # there is no such route: 404 or 405
@@ -176,7 +176,7 @@ class Guard:
         return "", {}
 
     def _check_host(self, scope: Scope, headers: _Headers) -> None:
-        if len(headers) < len(scope["headers"]):  # some header is repeated
+        if len(headers) < len(scope["headers"]):  # a header is repeated
             hosts = sum(name == b"host" for name, _ in scope["headers"])
             if hosts > 1:
                 msg = f"Host: must be named once, got {hosts} of them"
@@ -194,7 +194,7 @@ class Guard:
         expected = f"{scheme}://{_text(headers, b'host')}"
         origin = _text(headers, b"origin")
         if headers.get(b"sec-fetch-site") == b"same-origin":
-            # The browser has compared the schemes, which a proxy may hide from us.
+            # The browser has compared the schemes, which a proxy may hide from the server.
             expected = f"{origin.partition('://')[0]}://{_text(headers, b'host')}"
         if _without_default_port(origin) != _without_default_port(expected):
             msg = (
@@ -229,7 +229,7 @@ def _cookie(headers: _Headers, name: str) -> str | None:
 
 
 def _with_headers(send: Send, path: str) -> Send:
-    # Files of the page are named by their content, so browsers may cache them for ever.
+    # Files of the page are named by their content, so browsers may cache them forever.
     asset = path.startswith(_OPEN_PREFIX)
 
     async def wrapped(message: Message) -> None:
@@ -248,7 +248,7 @@ def _with_headers(send: Send, path: str) -> Send:
 
 
 def _limited(receive: Receive, limit: int) -> Receive:
-    """Raise when a body without a Content-Length exceeds the limit."""
+    """Wrap ``receive`` to raise TooLargeError when a body exceeds the limit."""
     read = 0
 
     async def wrapped() -> Message:

@@ -17,10 +17,10 @@ _TOPIC = "run:"
 
 
 class OpenRuns:
-    """Cache of the runs that have not ended; used on the event loop's thread only.
+    """Cache of runs that have not ended; used only on the event loop's thread.
 
-    It saves a database query for each request of a run. Any change of a run removes it from the
-    cache, so its end does too.
+    It saves a database query for each request of a run. Every change of a run, including its end,
+    removes it from the cache.
     """
 
     def __init__(self) -> None:
@@ -37,17 +37,17 @@ class OpenRuns:
     async def has_ended(
         self, read: Callable[[Callable[[Connection], bool]], Awaitable[bool]], run_id: int
     ) -> bool:
-        """Check whether a run has ended; a run that does not exist has not.
+        """Check whether a run has ended; False for a missing run.
 
         Args:
-            read: Runs a query outside of the event loop.
-            run_id: Number of the run.
+            read: Function that runs a query outside of the event loop.
+            run_id: Id of the run.
         """
         if run_id in self._open:
             return False
         before = self._changes
         ended = await read(lambda connection: _has_ended(connection, run_id))
-        if not ended and before == self._changes:  # else the answer may be older than a change
+        if not ended and before == self._changes:  # else the result may be outdated
             self._open.add(run_id)
         return ended
 

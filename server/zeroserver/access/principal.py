@@ -1,4 +1,4 @@
-"""Caller of a request: identified by the guard, passed to the routes."""
+"""Caller of a request, identified by the guard and passed to the routes."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -16,13 +16,13 @@ class Principal(msgspec.Struct, frozen=True):
     """Caller of the server.
 
     Args:
-        kind: ``owner`` has the token of the installation, ``browser`` signed in by a one-time
-            link, ``agent`` has the join token of agents, ``run`` and ``search`` the token created
-            for one run or for the searcher process of one experiment, ``nobody`` has none.
+        kind: ``owner`` has the token of the installation, ``browser`` logged in with a one-time
+            link, ``agent`` has the join token of agents, ``run`` and ``search`` have the token of
+            one run or of the searcher process of one experiment, ``nobody`` has none.
         run_id: Id of the run; 0 for other kinds.
         session: Id of a browser's session; empty for other kinds.
-        parent: Id of the browser session that created the link of this one; empty when the owner's
-            token did.
+        parent: Id of the browser session that created the link of this session; empty if the link
+            was created with the owner's token.
         experiment_id: Experiment of the searcher process; 0 for other kinds.
     """
 
@@ -37,7 +37,8 @@ class Principal(msgspec.Struct, frozen=True):
 
         Args:
             callers: Permitted callers, from :data:`zeroserver.access.routes.ACCESS`.
-            parameters: Path parameters; the tokens of runs and searchers are valid for one id only.
+            parameters: Path parameters; tokens of runs and searchers are valid only for their own
+                id.
         """
         if self.kind not in callers:
             return False
@@ -48,13 +49,13 @@ class Principal(msgspec.Struct, frozen=True):
         return True
 
     def may_create_login_link(self) -> bool:
-        """Check whether the caller may sign in more browsers."""
+        """Check whether the caller may create login links."""
         return self.kind == "owner" or (self.kind == "browser" and not self.parent)
 
     def must_show_origin(self) -> bool:
-        """Check whether requests that change something need an ``Origin`` header.
+        """Check whether requests that change state need an ``Origin`` header.
 
-        A browser sends its cookie with requests of any page, so a cookie proves no intent (CSRF).
+        Browsers send the cookie with requests from any page, so it does not protect against CSRF.
         """
         return self.kind == "browser"
 
@@ -89,7 +90,7 @@ async def _is_https(request: Request) -> bool:
 
 
 HttpsDep = Annotated[bool, Depends(_is_https)]
-"""Dependency: whether the client uses HTTPS, to the server or to a proxy before it."""
+"""Dependency: whether the client uses HTTPS, to the server or to a proxy in front of it."""
 
 PrincipalDep = Annotated[Principal, Depends(_principal)]
 """Dependency: the caller of the request."""

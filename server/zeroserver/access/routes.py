@@ -1,7 +1,7 @@
 """Access table: the callers that may use each route of the server.
 
-A route that is missing here requires the owner's token. A test fails for it, so that each new route
-is declared on purpose. Extensions add their own routes.
+An undeclared route requires the owner's token. A test fails for it, so that each new route is
+declared deliberately. Extensions declare their own routes.
 """
 
 from typing import Literal
@@ -24,17 +24,17 @@ Caller = Literal["owner", "browser", "agent", "run", "search", "nobody"]
 Callers = frozenset[Caller]
 
 PUBLIC: Callers = frozenset({"owner", "browser", "agent", "run", "search", "nobody"})
-"""Requires no token: the response contains nothing of an experiment."""
+"""Requires no token; the response must not contain data of experiments."""
 TOKEN: Callers = frozenset({"owner"})
-"""Requires the owner's token; a browser session is not enough."""
+"""Requires the owner's token; browser sessions are refused."""
 USER: Callers = frozenset({"owner", "browser"})
 AGENT: Callers = frozenset({"owner", "agent"})
 USER_OR_AGENT: Callers = USER | AGENT
 RUN: Callers = frozenset({"owner", "run"})
-"""The run of the path."""
+"""The owner, or the run in the path."""
 RUN_OR_AGENT: Callers = RUN | AGENT
 SEARCH: Callers = frozenset({"owner", "browser", "search"})
-"""The searcher process of the experiment of the path."""
+"""Users, or the searcher process of the experiment in the path."""
 
 EXTENSIONS = "/api/v1/extensions/"
 """Prefix of the routes of extensions."""
@@ -108,10 +108,10 @@ def declare_access(route: str, callers: Callers) -> None:
 
     Args:
         route: Method and path, such as ``GET /api/v1/extensions/hello``.
-        callers: One of the sets of this module but ``PUBLIC``.
+        callers: One of the sets of this module except ``PUBLIC``.
 
     Raises:
-        ValueError: If the route is not below ``/api/v1/extensions/``, or nothing is required.
+        ValueError: If the route is not below ``/api/v1/extensions/``, or is public.
     """
     if not route.partition(" ")[2].startswith(EXTENSIONS):
         raise ValueError(f"{route}: must be below {EXTENSIONS}")

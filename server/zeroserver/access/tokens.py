@@ -1,8 +1,9 @@
 """Creation and checks of tokens and cookies.
 
-The owner's token, the join token of agents and two random keys are stored. Tokens of runs and of
-searcher processes are signed with the first key: they stay valid when the owner's token is renewed.
-Cookies are signed with the second key and the owner's token: a new token signs every browser out.
+The owner's token, the join token of agents and two random keys are stored. Tokens of runs and
+searcher processes are signed with the first key, so they stay valid when the owner's token is
+renewed. Cookies are signed with the second key and the owner's token, so a new token logs all
+browsers out.
 """
 
 import hashlib
@@ -27,20 +28,20 @@ class _Stored(msgspec.Struct):
     """Content of ``keys.json``."""
 
     runs: str
-    """Signs the tokens of runs and of searcher processes."""
+    """Key of the tokens of runs and searcher processes."""
     sessions: str
-    """Signs the cookies of browsers."""
+    """Key of the cookies of browsers."""
     ended: dict[str, int] = msgspec.field(default_factory=dict)
-    """Revoked sessions, each with the time at which it expires anyway."""
+    """Revoked sessions, each with its expiry time."""
 
 
 class TokenStore:
     """Tokens and cookies of this installation, and the callers that they identify.
 
     Args:
-        home: Directory with the token and the keys; they are created the first time.
-        session_s: How long a browser stays signed in, in seconds.
-        login_code_s: How long a one-time link can be used, in seconds.
+        home: Directory with the token and the keys; missing ones are created.
+        session_s: Lifetime of a browser session, in seconds.
+        login_code_s: Lifetime of a one-time link, in seconds.
     """
 
     def __init__(self, home: Home, session_s: float, login_code_s: float) -> None:
@@ -50,7 +51,7 @@ class TokenStore:
         self._login_code_s = login_code_s
         self.agent_token = home.ensure_agent_token()
         self.generation = 0
-        """Counts renewals of the owner's token and of the agents' token."""
+        """Number of renewals of the owner's token and the agents' token."""
         self._codes: dict[str, tuple[float, str]] = {}
         self._changing = threading.Lock()
         self._stored = _load(home)
@@ -59,7 +60,7 @@ class TokenStore:
         """Name of the cookie: unique for this installation, since browsers ignore ports."""
 
     def run_token(self, run_id: int) -> str:
-        """Return the token of one run, valid for the routes of this run only."""
+        """Return the token of a run, valid only for the routes of this run."""
         return f"run.{run_id}.{_sign(self._stored.runs, str(run_id))}"
 
     def search_token(self, experiment_id: int) -> str:
@@ -70,8 +71,8 @@ class TokenStore:
         """Return a code that opens the page once.
 
         Args:
-            session: The browser session that requests it; its logout revokes the code and the
-                session that the code opens. Empty for the owner's token.
+            session: Browser session that requests it; its logout revokes the code and the session
+                opened with it. Empty for the owner's token.
         """
         now = time.monotonic()
         with self._changing:
@@ -81,16 +82,16 @@ class TokenStore:
         return code
 
     def redeem(self, code: str) -> str | None:
-        """Exchange a login code for the value of a cookie; None if it is not valid."""
-        end, parent = self._codes.pop(code, (0.0, ""))
-        if end < time.monotonic():
+        """Exchange a login code for the value of a cookie; None if the code is invalid."""
+        expires_at, parent = self._codes.pop(code, (0.0, ""))
+        if expires_at < time.monotonic():
             return None
         session = f"{int(time.time() + self.session_s)}.{secrets.token_hex(8)}"
         session += f".{parent}" if parent else ""
         return f"{session}.{_sign(self._session_key, session)}"
 
     def identify(self, bearer: str | None, cookie: str | None) -> Principal:
-        """Return the caller of a token or a cookie; ``nobody`` for an invalid one."""
+        """Return the caller of a token or cookie; ``nobody`` if it is invalid."""
         if bearer is not None:
             return self._bearer(bearer)
         if cookie is not None:
@@ -98,7 +99,7 @@ class TokenStore:
         return NOBODY
 
     def end_session(self, session: str) -> None:
-        """Revoke a browser session and the sessions that its links opened.
+        """Revoke a browser session and the sessions opened with its links.
 
         Raises:
             StoreError: If the file cannot be written.
@@ -124,7 +125,7 @@ class TokenStore:
             self._save(fresh)
 
     def renew_token(self) -> str:
-        """Replace the owner's token and return the new one; every browser is signed out.
+        """Replace the owner's token and return the new one; log all browsers out.
 
         Raises:
             StoreError: If the file cannot be written.
@@ -180,11 +181,11 @@ class TokenStore:
 
     def _browser(self, cookie: str) -> Principal:
         session, _, signature = cookie.rpartition(".")
-        until, _, names = session.partition(".")
+        expiry, _, names = session.partition(".")
         name, _, parent = names.partition(".")
-        fresh = until.isdecimal() and len(until) < 15 and int(until) > time.time()
+        unexpired = expiry.isdecimal() and len(expiry) < 15 and int(expiry) > time.time()
         signed = _signed(self._session_key, session, signature)
-        if fresh and signed and not self._stored.ended.keys() & {name, parent}:
+        if unexpired and signed and not self._stored.ended.keys() & {name, parent}:
             return Principal("browser", session=name, parent=parent)
         return NOBODY
 
@@ -195,7 +196,7 @@ def _load(home: Home) -> _Stored:
         return msgspec.json.decode(home.keys_file.read_bytes(), type=_Stored)
     except FileNotFoundError:
         pass
-    except msgspec.DecodeError:  # damaged: new keys, so browsers must sign in again
+    except msgspec.DecodeError:  # damaged: new keys, so browsers must log in again
         home.keys_file.unlink()
     fresh = _Stored(secrets.token_hex(32), secrets.token_hex(32))
     create_private(home.keys_file, msgspec.json.encode(fresh))

@@ -1,9 +1,11 @@
 """Trials of an experiment as columns: hyperparameters, state and metrics.
 
-A column is one of :data:`COLUMNS`, or ``hparams.NAME``, where NAME is the dotted path of a leaf:
-``hparams.optimizer.lr``, ``hparams.layers.0.width``. A leaf that a trial does not have (it exists
-only for some values of another one) is None. Or it is a metric, ``last.GROUP.NAME``, ``min.`` or
-``max.``: ``max.validation.accuracy``; one that is not reported, or NaN, is None.
+A column is one of :data:`COLUMNS`, a hyperparameter or a metric. A hyperparameter is
+``hparams.NAME``, where NAME is the dotted path of a leaf: ``hparams.optimizer.lr``,
+``hparams.layers.0.width``. Its value is None for trials without the leaf. A metric is
+``last.GROUP.NAME``, ``min.GROUP.NAME`` or ``max.GROUP.NAME``, as in ``max.validation.accuracy``.
+Its
+value is None if it is NaN or was not reported.
 """
 
 import math
@@ -57,7 +59,7 @@ METRICS = {
     "max": "(SELECT max(most) FROM rollups r WHERE r.trial_id = t.id AND r.shift = {top} "
     "AND r.key_id = ?)",
 }
-"""SQL that reads a metric's column, by the first word of the column's name."""
+"""SQL expression of a metric's column, by the first part of the column's name."""
 
 Value = Leaf
 """Value of a cell."""
@@ -71,13 +73,13 @@ class Row(NamedTuple):
     """Values of one trial."""
 
     values: Mapping[str, Value]
-    """By the names of :data:`COLUMNS`, and of metrics."""
+    """Values by the names of :data:`COLUMNS` and metrics."""
     hparams: Mapping[str, Value]
-    """Leaves by their dotted names."""
+    """Hyperparameters by their dotted names."""
 
 
 def cell_reader(column: str) -> Callable[[Row], Value]:
-    """Return a function that reads a column's value from a row; the name is parsed only once."""
+    """Return a function that reads a column's value from a row, for use with many rows."""
     if column.startswith(PREFIX):
         name = column.removeprefix(PREFIX)
         return lambda row: row.hparams.get(name)
@@ -91,14 +93,14 @@ def read_rows(
     requested: Collection[str] = COLUMNS,
     leaves: Mapping[int, Mapping[str, Value]] | None = None,
 ) -> list[Row]:
-    """Read all trials of an experiment, the oldest first; two queries, and two for each metric.
+    """Read all trials of an experiment, oldest first, by two queries and two for each metric.
 
     Args:
         connection: Database connection.
         experiment_id: Id of the experiment.
-        now: End of runs that have not ended, in seconds since 1970.
-        requested: Columns that are needed besides the id and the hyperparameters.
-        leaves: Hyperparameters that are already known, by trial; the others are read.
+        now: Assumed end of open runs, in seconds since 1970.
+        requested: Columns to read, in addition to the id and the hyperparameters.
+        leaves: Known hyperparameters by trial; missing ones are read.
     """
     known_hparams = leaves or {}
     needed = {"id", *requested} & set(_STORED)
@@ -161,7 +163,7 @@ def _measured(
 
 
 def best_trial_metric(connection: Connection, column: str) -> dict[int, float | None] | None:
-    """Return a metric of each experiment's best trial; of its first trial while none is best.
+    """Return a metric of each experiment's best trial, or of its first one if none is best.
 
     Returns:
         Values by the experiments' ids; None if the metric was never reported.
@@ -178,30 +180,30 @@ _BEST_TRIALS = (
 def _metric(
     connection: Connection, column: str, query: str, values: tuple[int, ...]
 ) -> dict[int, float | None] | None:
-    """Read a metric of the trials ``t`` of a query, by the query's first column."""
-    what, _, metric = column.partition(".")
+    """Read a metric of the trials ``t`` in a query; keys are the query's first column."""
+    aggregate, _, metric = column.partition(".")
     group, _, name = metric.partition(".")
-    if what not in METRICS or "\0" in column:
+    if aggregate not in METRICS or "\0" in column:
         return None
     keys = raw_rows(
         connection, "SELECT id FROM metric_keys WHERE group_name = ? AND name = ?", (group, name)
     )
     if not keys:
         return None
-    value = METRICS[what].format(top=SHIFTS[-1])
+    value = METRICS[aggregate].format(top=SHIFTS[-1])
     return dict(raw_rows(connection, query.format(value), (keys[0][0], *values)))
 
 
 def read_columns(
     connection: Connection, experiment_id: int, now: float, requested: Sequence[str]
 ) -> dict[str, list[Value]] | None:
-    """Read columns other than hyperparameters, and the ids, of all trials of an experiment.
+    """Read the ids and columns other than hyperparameters of all trials of an experiment.
 
     Args:
         connection: Database connection.
         experiment_id: Id of the experiment.
-        now: End of runs that have not ended, in seconds since 1970.
-        requested: Names of :data:`COLUMNS`, or of metrics.
+        now: Assumed end of open runs, in seconds since 1970.
+        requested: Names of :data:`COLUMNS` or metrics.
 
     Returns:
         Values by column; None if a name is unknown.
@@ -234,7 +236,7 @@ def read_columns(
 
 
 def to_json_value(value: Value) -> Value:
-    """Return a value for JSON: infinities and NaN become texts."""
+    """Convert a value for JSON: infinities and NaN become texts."""
     if isinstance(value, float) and not math.isfinite(value):
         return wire_number(value)
     return value
@@ -249,7 +251,7 @@ def decode_hparams(text: str) -> Mapping[str, Value]:
 
 
 def names(rows: Sequence[Row]) -> list[str]:
-    """Return the names of all hyperparameters, in the order in which trials have them."""
+    """Return the names of all hyperparameters, in the order of their first occurrence."""
     return list(dict.fromkeys(name for row in rows for name in row.hparams))
 
 
@@ -276,7 +278,7 @@ def check_column(column: str, known_hparams: Iterable[str], what: str) -> str | 
         return None
     if column.partition(".")[0] in METRICS:
         return no_metric(column, what)
-    import difflib  # a server starts without it
+    import difflib  # startup does not need it
 
     ending = f".{column.removeprefix(PREFIX)}"
     close = [name for name in valid if name.endswith(ending)]

@@ -23,14 +23,14 @@ _SLOTS = "SELECT id, slots, host_slots FROM experiments WHERE id IN ({})"
 def slot_seconds_of(
     connection: Connection, trial_ids: Sequence[int], now: float
 ) -> dict[int, float]:
-    """Return slots x seconds of trials by their ids; trials that never ran are missing.
+    """Return slots x seconds of trials by their ids; trials that never ran are omitted.
 
-    With a hostfile, the slots of its machines that the ranks use are counted.
+    With a hostfile, the slots used on its machines count.
 
     Args:
         connection: Database connection.
         trial_ids: Ids of the trials.
-        now: End of runs that have not ended, in seconds since 1970.
+        now: Assumed end of open runs, in seconds since 1970.
     """
     if not trial_ids:
         return {}
@@ -47,7 +47,7 @@ def count_host_slots(host_slots: str) -> int:
     """Count the slots of a trial on a hostfile's machines; 0 without a hostfile.
 
     Args:
-        host_slots: The experiment's column.
+        host_slots: Column ``host_slots`` of the experiment.
     """
     return len(msgspec.json.decode(host_slots, type=list[str]))
 

@@ -11,7 +11,7 @@ __all__ = ["TrialResult", "experiment_problem", "has_result", "missing_checkpoin
 
 
 class TrialResult(NamedTuple):
-    """Columns of a trial that say whether it has a result."""
+    """Columns of a trial that determine whether it has a result."""
 
     best_validation: float | None
     error: str | None
@@ -25,7 +25,7 @@ _ERROR, _COMPLETED = str(TrialState.ERROR), str(TrialState.COMPLETED)
 def experiment_problem(row: ExperimentRow) -> str | None:
     """Return why an ended experiment has no result; None if it has one or has not ended.
 
-    A canceled experiment is no problem, since its user has ended it.
+    Returns None for a canceled experiment, since a user ended it.
     """
     if row.state == ExperimentState.ERROR:
         return str(row.error or "it ended with an error")
@@ -33,8 +33,8 @@ def experiment_problem(row: ExperimentRow) -> str | None:
         return None
     if not row.metric:
         return str(row.error) if row.error else None
-    what = f"no trial reported a number for the searcher's metric {row.metric!r}"
-    return f"{what}: {row.error}" if row.error else what
+    problem = f"no trial reported a number for the searcher's metric {row.metric!r}"
+    return f"{problem}: {row.error}" if row.error else problem
 
 
 def has_result(row: TrialRow | TrialResult, metric: str) -> str | None:
@@ -76,19 +76,21 @@ def missing_checkpoint(config: Mapping[str, Any], trial: TrialRow, *, deleted: b
     from zerolab.config.experiment.entrypoint import parse_entrypoint  # rarely needed
 
     metric = config["searcher"]["metric"]
-    what = (
+    problem = (
         f"the best validation ({metric} {trial.best_validation:.6g} at batch "
         f"{trial.best_steps} of trial {trial.id}) has no checkpoint"
     )
     if deleted:
         keep = "raise checkpoint_storage.save_trial_best or save_experiment_best to keep more"
-        return f"{what}: it was deleted; {keep}"
+        return f"{problem}: it was deleted; {keep}"
     if isinstance(parse_entrypoint(config["entrypoint"]), TrialClass):
         if config["checkpoint_policy"] == "none":
-            return f"{what}; set checkpoint_policy: best to save one after each new best validation"
-        return f"{what}: its run ended before one was saved"
+            return (
+                f"{problem}; set checkpoint_policy: best to save one after each new best validation"
+            )
+        return f"{problem}: its run ended before one was saved"
     return (
-        f"{what}; save one after each new best validation: "
+        f"{problem}; save one after each new best validation: "
         'context.checkpoint.store_path({"steps_completed": step}) in a Core API script, '
         'save_strategy="best" in transformers\' TrainingArguments, checkpoint_policy in '
         "zerotrial.Trainer.fit"

@@ -1,8 +1,8 @@
 """Filter, sort and paginate trials by any column, including hyperparameters.
 
-A column is sorted as numbers, then texts, then missing values, in both directions; the id breaks
-ties. A cursor holds the value and the id of a trial, so that pages stay consistent while trials
-are added.
+Numbers come first, then texts, then missing values, in both directions; the id breaks ties. A
+cursor
+contains the value and the id of a trial, so that pages stay consistent while trials are added.
 """
 
 import heapq
@@ -41,7 +41,7 @@ __all__ = [
 
 _MAX_CONDITIONS = 100
 _MAX_TEXT = 200
-"""Characters of a text that are compared when sorting: a cursor holds no more."""
+"""Maximum number of characters compared when sorting, and stored in a cursor."""
 
 Condition = tuple[str, str, Any]
 """Column, operator and value."""
@@ -209,7 +209,7 @@ def _key(value: Value, sign: int) -> Key:
 
 
 def write_cursor(value: Value, trial_id: int) -> str:
-    """Encode a cursor; texts are truncated, infinities become objects, since JSON has none."""
+    """Encode a cursor; truncate texts and represent infinities as objects."""
     cell: Any = value[:_MAX_TEXT] if isinstance(value, str) else value
     if isinstance(value, float) and math.isinf(value):
         cell = {"infinite": value > 0}
@@ -243,7 +243,7 @@ def cursor_position(after: str, sign: int) -> SortPosition:
 
 
 def condition_matcher(sign: str, operand: Any) -> Callable[[Value], bool]:
-    """Return a function that checks a condition; created once for thousands of values.
+    """Return a function that checks a condition, for use with many values.
 
     Args:
         sign: Operator.

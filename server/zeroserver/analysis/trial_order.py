@@ -1,7 +1,7 @@
 """Cache of trials sorted and filtered by hyperparameters.
 
-Hyperparameters of a trial never change. Therefore a sort order and the trials that match a
-condition stay valid until a trial is added or deleted, and a page of 10,000 trials is a list slice.
+Hyperparameters of a trial never change. Therefore sort orders and the matches of conditions stay
+valid until a trial is added or deleted, and a page of 10,000 trials is a list slice.
 """
 
 import threading
@@ -50,18 +50,18 @@ class _HparamColumns(msgspec.Struct):
     """Hyperparameters of the trials of an experiment."""
 
     leaves: dict[int, Mapping[str, Value]] = msgspec.field(default_factory=dict)
-    """Hyperparameters by trial, the oldest first."""
+    """Hyperparameters by trial, oldest first."""
     orders: OrderedDict[str, list[SortPosition]] = msgspec.field(default_factory=OrderedDict)
-    """Sort keys of all trials, by column with its ``-``."""
+    """Sort keys of all trials, by column including a leading ``-``."""
     held: OrderedDict[bytes, frozenset[int]] = msgspec.field(default_factory=OrderedDict)
     """Trials that match a condition, by the condition."""
     cells: OrderedDict[str, msgspec.Raw] = msgspec.field(default_factory=OrderedDict)
     """JSON of a hyperparameter's values in all trials, by its name."""
     lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
-    """One lock per experiment, so that others are not blocked."""
+    """Lock of this experiment only, so that requests for others are not blocked."""
 
     def refresh(self, connection: Connection, experiment_id: int) -> None:
-        """Add new trials; start again if trials were deleted."""
+        """Add new trials; reload all if trials were deleted."""
         last = next(reversed(self.leaves), 0)
         rows = raw_rows(connection, _NEW, (experiment_id, last))
         ((count,),) = raw_rows(connection, _COUNT, (experiment_id,))
@@ -79,7 +79,7 @@ class _HparamColumns(msgspec.Struct):
         self.cells.clear()
 
     def column(self, name: str) -> msgspec.Raw:
-        """Return the JSON of a hyperparameter in all trials, the oldest first."""
+        """Return the JSON of a hyperparameter in all trials, oldest first."""
         encoded = self.cells.get(name)
         if encoded is None:
             values = [to_json_value(hparams.get(name)) for hparams in self.leaves.values()]
@@ -89,7 +89,7 @@ class _HparamColumns(msgspec.Struct):
         return encoded
 
     def check(self, requested: Sequence[tuple[str, str]]) -> None:
-        """Raise for hyperparameters that no trial has.
+        """Check that each hyperparameter exists in some trial.
 
         Args:
             requested: Columns, each with the request parameter that named it.
@@ -161,7 +161,7 @@ class TrialOrders:
             yield columns
 
     def leaves(self, connection: Connection, experiment_id: int) -> dict[int, Mapping[str, Value]]:
-        """Return the hyperparameters of all trials by trial, the oldest first."""
+        """Return the hyperparameters of all trials by trial, oldest first."""
         with self._columns_of(connection, experiment_id) as columns:
             return dict(columns.leaves)
 
@@ -177,8 +177,8 @@ class TrialOrders:
         Args:
             connection: Database connection.
             experiment_id: Id of the experiment.
-            ids: Expected trials, the oldest first.
-            names: Names of the hyperparameters; all when None.
+            ids: Expected trials, oldest first.
+            names: Names of the hyperparameters; None for all.
 
         Returns:
             JSON by name; None if trials were added or deleted since.
