@@ -97,14 +97,18 @@ class Reporter:
         Raises:
             ConfigError: If ``steps_completed`` is not a whole number of at least 0.
         """
-        if group not in self._valid_names and not self._check_name(group, "metric group"):
+        valid_names = self._valid_names
+        if group not in valid_names and not self._check_name(group, "metric group"):
             return
         values: dict[str, float | str] = {}
-        for name, value in metrics.items():
-            if type(value) is float and name in self._valid_names:
-                values[name] = value
-            else:
-                self._convert(name, value, values)
+        if valid_names.issuperset(metrics) and {*map(type, metrics.values())} == {float}:
+            values.update(metrics)  # as in most reports
+        else:
+            for name, value in metrics.items():
+                if type(value) is float and name in valid_names:
+                    values[name] = value
+                else:
+                    self._convert(name, value, values)
         steps = steps_completed if type(steps_completed) is int else _step_count(steps_completed)
         if steps < 0:
             _step_count(steps)

@@ -148,6 +148,8 @@ def average_by_batch(entries: Sequence[Entry]) -> tuple[dict[str, float], list[d
 
 def _has_one_entry_per_batch(entries: Sequence[Entry]) -> bool:
     """Return whether batches are strictly increasing, the common case."""
+    if len(entries) < 2:  # a report after every batch
+        return True
     batches = [batch for batch, _ in entries]
     return all(map(operator.lt, batches, batches[1:]))
 
