@@ -164,8 +164,7 @@ class Journal(msgspec.Struct):
 
         Yields:
             None if events may have been missed, so that the reader must reload everything. Then
-            lists
-            of events; an empty list after ``pause_s`` seconds without events.
+            lists of events; an empty list after ``pause_s`` seconds without events.
         """
         after = self._resume(experiment_id, last_event_id)
         with self._count_reader(experiment_id), self.hub.listen(_topic(experiment_id)) as changed:

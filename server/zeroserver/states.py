@@ -1,8 +1,7 @@
 """States of experiments, trials and runs, and the actions allowed in each state.
 
 A *move* is a change of state by the orchestrator; an *action* is a user's request. Repeating an
-action
-has no effect.
+action has no effect.
 """
 
 from collections.abc import Mapping

@@ -126,25 +126,25 @@ export interface Curve {
   time_s: Array<number> | null;
 }
 
-/** The engine's configuration of a trial. */
+/** Engine configuration of a trial. */
 export interface EngineAnswer {
-  /** The engine file in the model directory; null where the experiment holds its content. */
+  /** Engine file in the model directory; null if the experiment contains the configuration. */
   file: string | null;
-  /** Every key that has an effect. */
+  /** All keys that have an effect. */
   entries: Array<EngineEntry>;
-  /** What was written otherwise before the file was read. */
+  /** Replacements of deprecated or unsupported keys while the file was read. */
   changes: Array<string>;
-  /** Why there are no entries. */
+  /** Reasons for missing entries. */
   problems: Array<string>;
 }
 
-/** A value of the engine's configuration. */
+/** Value of the engine's configuration. */
 export interface EngineEntry {
-  /** Dotted. */
+  /** Dotted key. */
   key: string;
-  /** What the engine uses. */
+  /** Value that the engine uses. */
   value: unknown;
-  /** `file`, `override`, `auto`, `default`, `derived` or `hint`; after a colon a remark. */
+  /** `file`, `override`, `auto`, `default`, `derived` or `hint`, with an optional remark after a colon. */
   origin: string;
 }
 
@@ -228,11 +228,11 @@ export interface ExperimentAnswer {
   warnings: Array<string>;
 }
 
-/** Metrics of every experiment's best trial, the oldest experiment first. */
+/** Metrics of every experiment's best trial, oldest experiment first. */
 export interface ExperimentColumns {
   /** All metrics that were ever reported. */
   names: Array<MetricName>;
-  /** `id` of the experiment, and the metrics that were asked for; null where the trial has none. While no trial is the best one, the first one counts. */
+  /** `id` of the experiment and the requested metrics of its best trial, or of its first trial if none is best. Missing values are null. */
   columns: Record<string, Array<Num | null>>;
 }
 
@@ -250,37 +250,37 @@ export interface Health {
   status: "ok";
 }
 
-/** How much one hyperparameter matters. */
+/** Importance of one hyperparameter. */
 export interface HparamShare {
-  /** Its dotted name. */
+  /** Dotted name. */
   name: string;
-  /** Its part in the differences between trials, alone and together with others: 0 for one that does not matter, 1 for one that decides alone. */
+  /** Its share of the variance between trials, alone and together with others: 0 if it has no effect, 1 if it determines the result. */
   importance: number;
-  /** Standard error of that, over the trees. */
+  /** Standard error of the importance, over the trees. */
   spread: number;
 }
 
-/** Which hyperparameters matter for the searcher's metric. */
+/** Importance of the hyperparameters for the searcher's metric. */
 export interface Importance {
-  /** How it was found out, and what that cannot tell. */
+  /** Description of the method and its limits. */
   method: string;
-  /** How many trials with a result it stands on. */
+  /** Number of trials with a result. */
   trials: number;
-  /** How much of the differences between trials the hyperparameters predict for trials that were not learned from: 1 is all, 0 or below nothing. Below 0.2 the shares mean little. */
+  /** Out-of-bag R2: share of the variance that the hyperparameters predict for unseen trials. Below 0.2 the shares mean little. */
   explained: number | null;
-  /** The one that matters most comes first. */
+  /** Importance of the hyperparameters, largest first. */
   shares: Array<HparamShare>;
-  /** Why there are none; else null. */
+  /** Why there is no result; else null. */
   problem: string | null;
 }
 
-/** A validation that was better than all before it. */
+/** Validation that is better than all previous ones. */
 export interface Improvement {
-  /** When the searcher was told of it. */
+  /** Time when the searcher received it. */
   time: string;
-  /** Of which trial. */
+  /** Trial of the validation. */
   trial_id: number;
-  /** How far that trial was, in the searcher's unit. */
+  /** Length of the trial at that time, in the searcher's unit. */
   length: number | null;
   /** The searcher's metric. */
   value: Num;
@@ -295,52 +295,52 @@ export interface Info {
   cluster: Cluster;
 }
 
-/** An experiment in the queue. */
+/** Experiment in the queue. */
 export interface Job {
-  /** Which one. */
+  /** Id of the experiment. */
   experiment_id: number;
-  /** Its name. */
+  /** Name of the experiment. */
   name: string;
-  /** Where it stands. */
+  /** State of the experiment. */
   state: ExperimentState;
-  /** The resource pool in which it waits. */
+  /** Resource pool. */
   pool: string;
-  /** Place in the queue of its pool, from 1. */
+  /** Position in the queue of its pool, from 1. */
   place: number;
-  /** 1 to 99; the smallest is the first to run, unless the pool's policy is `fifo`. */
+  /** 1 to 99; smaller values run first, unless the pool's policy is `fifo`. */
   priority: number;
-  /** Its share of the slots, in a pool with the policy `fair_share`. */
+  /** Weight of its share of the slots in a pool with the policy `fair_share`. */
   weight: number;
-  /** Most slots that its trials may hold together. */
+  /** Maximum number of slots that its trials may hold together. */
   max_slots: number | null;
-  /** Seconds after which it ends if no trial of it has had slots. */
+  /** Seconds after which it fails if none of its trials got slots. */
   queue_time: number | null;
-  /** Its labels; a quota may name one. */
+  /** Labels; quotas may refer to them. */
   labels: Array<string>;
-  /** What one trial of it needs in the pool. */
+  /** Number of slots of each trial in the pool. */
   slots_per_trial: number;
-  /** Slots of its hostfile's machines on which a trial has its ranks, started from the pool's; 0 without a hostfile. */
+  /** Number of slots of each trial on the machines of a hostfile; 0 without a hostfile. */
   host_slots: number;
-  /** Those that hold slots. */
+  /** Number of trials that hold slots. */
   running_trials: number;
-  /** Those that wait for slots. */
+  /** Number of trials that wait for slots. */
   queued_trials: number;
-  /** Slots of the pool that its runs hold. */
+  /** Number of slots of the pool that its runs hold. */
   held_slots: number;
-  /** Why its next trial waits, whether or not others run; null when none waits. */
+  /** Why its next trial waits, even if others run; null if none waits. */
   waiting_reason: string | null;
-  /** Which of its trials runs on fewer slots than it was made for, and whether it leaves for more; null when none does. */
+  /** Message about its first trial that runs on fewer slots than requested; null if none does. */
   fewer_reason: string | null;
-  /** When it was submitted. */
+  /** Time of submission. */
   created_at: string;
 }
 
-/** One job. */
+/** Response with one job. */
 export interface JobAnswer {
   job: Job;
 }
 
-/** The queue, the first to run first. */
+/** Queue in the order of execution. */
 export interface JobPage {
   jobs: Array<Job>;
   next_after: null;
@@ -395,62 +395,62 @@ export interface Metrics {
   metrics: Array<Curve>;
 }
 
-/** A model of the registry. */
+/** Model of the registry. */
 export interface Model {
-  /** Its name. */
+  /** Name of the model. */
   name: string;
-  /** What it is for. */
+  /** Description. */
   description: string;
-  /** When it was added. */
+  /** Time of creation. */
   created_at: string | null;
-  /** Its checkpoints, the oldest version first; they are kept until they are taken out. */
+  /** Versions, oldest first; their checkpoints are kept until removed from the registry. */
   versions: Array<ModelVersion>;
 }
 
-/** One model. */
+/** Response with one model. */
 export interface ModelAnswer {
   model: Model;
 }
 
-/** A file of a model directory. */
+/** File of a model directory. */
 export interface ModelFile {
-  /** Inside the directory. */
+  /** Path inside the directory. */
   path: string;
-  /** Of it. */
+  /** Size of the file. */
   size_bytes: number;
 }
 
-/** All files of a model directory, by their paths. */
+/** All files of a model directory, sorted by path. */
 export interface ModelFilePage {
   files: Array<ModelFile>;
   next_after: null;
 }
 
-/** All models, by their names. */
+/** Response with all models, sorted by name. */
 export interface ModelPage {
   models: Array<Model>;
   next_after: null;
 }
 
-/** A checkpoint of the registry. */
+/** Registered checkpoint. */
 export interface ModelVersion {
-  /** From 1; never given twice. */
+  /** Number, from 1; never reused. */
   version: number;
-  /** Its uuid. */
+  /** Uuid of the checkpoint. */
   checkpoint: string;
-  /** Whose checkpoint it is. */
+  /** Experiment of the checkpoint. */
   experiment_id: number;
-  /** Of which trial. */
+  /** Trial of the checkpoint. */
   trial_id: number;
-  /** Batches that the trial had trained. */
+  /** Number of batches that the trial had trained. */
   steps_completed: number;
-  /** Of all its files. */
+  /** Size of all its files. */
   size_bytes: number;
-  /** Validation metrics at that step. */
+  /** Validation metrics at its step. */
   metrics: Record<string, Num> | null;
-  /** What was said of it when it was registered. */
+  /** Notes from its registration. */
   notes: string;
-  /** When that was. */
+  /** Time of registration. */
   created_at: string | null;
 }
 
@@ -472,12 +472,12 @@ export interface Pool {
   max_slots: number | null;
 }
 
-/** One pool. */
+/** Response with one pool. */
 export interface PoolAnswer {
   pool: Pool;
 }
 
-/** All pools. */
+/** Response with all pools. */
 export interface PoolPage {
   pools: Array<Pool>;
   next_after: null;
@@ -496,22 +496,22 @@ export interface PreviewLength {
   trials: number;
 }
 
-/** Most slots that some jobs may hold together. */
+/** Maximum number of slots that some jobs may hold together. */
 export interface Quota {
   /** `pool:NAME` or `label:NAME`. */
   group: string;
-  /** The limit. */
+  /** Maximum number of slots. */
   max_slots: number;
-  /** Slots that such jobs hold now. */
+  /** Number of slots that these jobs hold now. */
   held_slots: number;
 }
 
-/** One quota. */
+/** Response with one quota. */
 export interface QuotaAnswer {
   quota: Quota;
 }
 
-/** All quotas. */
+/** Response with all quotas. */
 export interface QuotaPage {
   quotas: Array<Quota>;
   next_after: null;
@@ -596,35 +596,35 @@ export interface RungEntry {
   state: EntryState;
 }
 
-/** Something that a searcher must know. */
+/** Event for a searcher. */
 export interface SearchEvent {
-  /** Rising; not without gaps. */
+  /** Id, increasing with gaps. */
   id: number;
-  /** What happened to the trial. */
+  /** Kind of the event. */
   kind: "created" | "exited" | "exited_early" | "validated";
-  /** The searcher's own number of the trial, as it said at its creation. */
+  /** The searcher's number of the trial, from its creation. */
   trial_id: number;
-  /** Of `validated`; `NaN` ranks last. */
+  /** Metric of `validated`; `NaN` ranks last. */
   metric: Num | null;
-  /** Of `validated`: how far the trial was, in the unit of the search. */
+  /** Length of the trial at `validated`, in the unit of the search. */
   length: number | null;
-  /** Of `exited_early`: `errored`, `invalid_hp` or `user_canceled`. */
+  /** Reason of `exited_early`: `errored`, `invalid_hp` or `user_canceled`. */
   reason: string | null;
 }
 
-/** Events of a search, the oldest first. */
+/** Events of a search, oldest first. */
 export interface SearchEvents {
-  /** At most 1,000. */
+  /** Events, at most 1,000. */
   events: Array<SearchEvent>;
-  /** The last event that operations answered; -1 before the first operations, 0 after them. */
+  /** Last event that operations have handled; -1 before the first operations, 0 after them. */
   handled: number;
-  /** Whether the experiment takes no more operations. */
+  /** Whether the experiment accepts no more operations. */
   over: boolean;
 }
 
-/** What operations have answered. */
+/** Response to operations. */
 export interface SearchHandled {
-  /** The last event that is answered by now. */
+  /** Last event that operations have handled. */
   handled: number;
 }
 
@@ -646,11 +646,11 @@ export interface SearchPreview {
   slots_per_trial: number;
   /** Time of one batch or one epoch; null if unknown. */
   seconds_per_unit: number | null;
-  /** Experiment that this time is taken from; null if it was given. */
+  /** Experiment from which this time was taken; null if it was given. */
   like: number | null;
-  /** What all trials hold together, for `total_length`; null when a time or a length is unknown. */
+  /** Slot hours of all trials for `total_length`; null if a time or length is unknown. */
   slot_hours: number | null;
-  /** The same for `most_length`. */
+  /** Slot hours of all trials for `most_length`; null if unknown. */
   most_slot_hours: number | null;
   /** Assumption of the estimate; null if it is exact or unknown. */
   premise: string | null;
@@ -658,10 +658,10 @@ export interface SearchPreview {
   warnings: Array<string>;
 }
 
-/** The best value so far over time. */
+/** Best value so far over time. */
 export interface SearchProgress {
   improvements: Array<Improvement>;
-  /** How many validations there were, those that were not better too. */
+  /** Number of all validations. */
   validations: number;
 }
 
@@ -704,7 +704,7 @@ export interface Slot {
   down: boolean;
 }
 
-/** The configuration of an experiment as it was submitted. */
+/** Configuration of an experiment as submitted. */
 export interface SubmittedAnswer {
   config: Record<string, unknown>;
 }
@@ -775,9 +775,9 @@ export interface TrialAnswer {
   trial: Trial;
 }
 
-/** All trials of an experiment, the oldest first: a list for each column. */
+/** All trials of an experiment, oldest first: a list per column. */
 export interface TrialColumns {
-  /** `id`, `state` and other fields of a trial by their names, and each hyperparameter as `hparams.` and its dotted name; null where a trial has none. Numbers that are not finite are text, as everywhere. */
+  /** Fields of a trial such as `id` and `state`, and hyperparameters as `hparams.NAME` with their dotted names. Missing values are null; infinities and NaN are text. */
   columns: Record<string, Array<number | string | boolean | null>>;
 }
 
@@ -789,5 +789,5 @@ export interface TrialPage {
   total: number;
 }
 
-/** State of a trial. PAUSED: it has released its slots and waits. */
+/** State of a trial; a paused one has released its slots. */
 export type TrialState = "CANCELED" | "COMPLETED" | "ERROR" | "PAUSED" | "QUEUED" | "RUNNING" | "STOPPING";

@@ -1,11 +1,9 @@
 """Timeouts for idle and slow clients, and a limit of connections per address.
 
 A client needs no token until its header is complete. It could open idle connections or send a byte
-a
-minute, and each connection uses a file descriptor. Therefore a header must be complete within
+a minute, and each connection uses a file descriptor. Therefore a header must be complete within
 seconds, and a client must read its response within a minute. One address may use at most half of
-the
-descriptors; its oldest connection without a header is closed first.
+the descriptors; its oldest connection without a header is closed first.
 """
 
 import asyncio

@@ -4,8 +4,7 @@ A column is one of :data:`COLUMNS`, a hyperparameter or a metric. A hyperparamet
 ``hparams.NAME``, where NAME is the dotted path of a leaf: ``hparams.optimizer.lr``,
 ``hparams.layers.0.width``. Its value is None for trials without the leaf. A metric is
 ``last.GROUP.NAME``, ``min.GROUP.NAME`` or ``max.GROUP.NAME``, as in ``max.validation.accuracy``.
-Its
-value is None if it is NaN or was not reported.
+Its value is None if it is NaN or was not reported.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Filter, sort and paginate trials by any column, including hyperparameters.
 
 Numbers come first, then texts, then missing values, in both directions; the id breaks ties. A
-cursor
-contains the value and the id of a trial, so that pages stay consistent while trials are added.
+cursor contains the value and the id of a trial, so that pages stay consistent while trials are
+added.
 """
 
 import heapq

@@ -36,8 +36,7 @@ class StrictRoute(APIRoute):
     """Route that responds with 422 where FastAPI would be lenient.
 
     FastAPI ignores unknown query parameters. A list with a misspelt filter would return everything,
-    and
-    a misspelt dry run would be executed.
+    and a misspelt dry run would be executed.
 
     Parameters and response model are analyzed on first use, by a request or for the OpenAPI
     document. Analyzing all routes would take an eighth of the server's startup.

@@ -1,4 +1,4 @@
-"""Metrics of the server in the format of Prometheus."""
+"""Metrics of the server in Prometheus format."""
 
 from fastapi.responses import PlainTextResponse
 from sqlalchemy import Connection, func, select
@@ -18,7 +18,7 @@ ACCESS["GET /metrics"] = USER
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def get_numbers(services: ServicesDep) -> PlainTextResponse:
-    """Read metrics of the server in the format of Prometheus."""
+    """Read metrics of the server in Prometheus format."""
 
     def read(connection: Connection) -> PlainTextResponse:
         lines: list[str] = []
@@ -44,15 +44,15 @@ async def get_numbers(services: ServicesDep) -> PlainTextResponse:
             ("start_time_seconds", "Start of the server since 1970.", services.started_at),
             ("write_groups_total", "Database transactions committed.", services.database.groups),
             ("write_jobs_total", "Changes committed.", services.database.jobs),
-            ("write_jobs_waiting", "Changes that wait for the writer.", services.database.waiting),
+            ("write_jobs_waiting", "Changes in the writer's queue.", services.database.waiting),
             (
                 "write_stalled_seconds",
-                "Time without a change while some wait.",
+                "Time without a commit while changes are pending.",
                 services.database.stalled_s,
             ),
             (
                 "write_longest_job_cpu_seconds",
-                "Most CPU that one change took.",
+                "Maximum CPU time of one change.",
                 services.database.longest_job_s,
             ),
         ):

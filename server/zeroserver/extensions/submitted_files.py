@@ -36,56 +36,57 @@ ACCESS.update(
 
 
 class ModelFile(Resource, frozen=True):
-    """A file of a model directory."""
+    """File of a model directory."""
 
     path: str
-    """Inside the directory."""
+    """Path inside the directory."""
     size_bytes: int
-    """Of it."""
+    """Size of the file."""
 
 
 class ModelFilePage(Resource, frozen=True):
-    """All files of a model directory, by their paths."""
+    """All files of a model directory, sorted by path."""
 
     files: list[ModelFile]
     next_after: None
 
 
 class SubmittedAnswer(Resource, frozen=True):
-    """The configuration of an experiment as it was submitted."""
+    """Configuration of an experiment as submitted."""
 
     config: dict[str, Any]
 
 
 class EngineEntry(Resource, frozen=True):
-    """A value of the engine's configuration."""
+    """Value of the engine's configuration."""
 
     key: str
-    """Dotted."""
+    """Dotted key."""
     value: Any
-    """What the engine uses."""
+    """Value that the engine uses."""
     origin: str
-    """`file`, `override`, `auto`, `default`, `derived` or `hint`; after a colon a remark."""
+    """`file`, `override`, `auto`, `default`, `derived` or `hint`, with an optional remark after a
+    colon."""
 
 
 class EngineAnswer(Resource, frozen=True):
-    """The engine's configuration of a trial."""
+    """Engine configuration of a trial."""
 
     file: str | None
-    """The engine file in the model directory; null where the experiment holds its content."""
+    """Engine file in the model directory; null if the experiment contains the configuration."""
     entries: list[EngineEntry]
-    """Every key that has an effect."""
+    """All keys that have an effect."""
     changes: list[str]
-    """What was written otherwise before the file was read."""
+    """Replacements of deprecated or unsupported keys while the file was read."""
     problems: list[str]
-    """Why there are no entries."""
+    """Reasons for missing entries."""
 
 
 @router.get("/experiments/{experiment_id}/submitted")
 async def get_submitted(services: ServicesDep, experiment_id: IdPath) -> SubmittedAnswer:
-    """Read the configuration as it was submitted, without defaults and with masked secrets.
+    """Read the submitted configuration, without defaults and with masked secrets.
 
-    A fork replaces each unchanged mask by the secret.
+    A fork replaces unchanged masks with the secrets.
     """
 
     def read(connection: Connection) -> SubmittedAnswer:
@@ -116,7 +117,7 @@ async def get_file(
     content = await run_in_threadpool(files.read, name)
     if content is None:
         raise NotFoundError(f"experiment {experiment_id} has no file {name[:200]!r}")
-    # The experiment file is often one of them.
+    # The experiment file, with its secrets, is often in the model directory.
     secrets = find_secrets(msgspec.json.decode(row.raw_config))
     text = mask_values(content.decode(errors="surrogateescape"), secrets)
     content = text.encode(errors="surrogateescape")
@@ -139,7 +140,7 @@ async def get_engine(services: ServicesDep, trial_id: IdPath) -> EngineAnswer:
 
 
 def _engine_of(row: ExperimentRow, trial: TrialRow, path: Path) -> EngineAnswer:
-    # They load the engine's configuration, which a server that only starts can do without.
+    # Imported here, since they load the engine's configuration, which startup does not need.
     from zerolab.config.engine.resolved_config import resolve
     from zerolab.config.validation import engine_files
 

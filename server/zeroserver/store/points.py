@@ -2,9 +2,8 @@
 
 A roll-up row contains the minimum, maximum, sum and count of the points within ``2**shift`` steps,
 for each shift in :data:`SHIFTS`. Roll-ups are written with the points, so a chart of a million
-points
-reads a thousand rows and still shows every spike. A repeated step replaces the value; the roll-ups
-that contain it are then recomputed from the points.
+points reads a thousand rows and still shows every spike. A repeated step replaces the value; the
+roll-ups that contain it are then recomputed from the points.
 """
 
 import math
@@ -372,8 +371,7 @@ def read_curve(
     """Read one metric of a trial with at most ``max_points`` points.
 
     Reads at most a few thousand rows, regardless of the trial's length. The band always contains
-    the
-    minimum and maximum of merged points.
+    the minimum and maximum of merged points.
 
     Args:
         connection: Connection for reading.

@@ -1,1 +1,1 @@
-"""Analysis of experiments: columns of their trials, best so far, hyperparameter importance."""
+"""Analysis of experiments: columns of trials, best value so far, hyperparameter importance."""

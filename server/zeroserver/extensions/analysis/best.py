@@ -11,7 +11,7 @@ __all__ = ["BestSoFar", "best_so_far"]
 
 
 class BestSoFar(NamedTuple):
-    """Validation that was better than all before it."""
+    """Validation that is better than all previous ones."""
 
     time: float
     """Time at which the searcher received it, in seconds since 1970."""
@@ -24,9 +24,9 @@ class BestSoFar(NamedTuple):
 def best_so_far(
     connection: Connection, experiment_id: int, *, smaller_is_better: bool
 ) -> tuple[list[BestSoFar], int]:
-    """Return the validations that were better than all before, and the number of all validations.
+    """Return the validations better than all previous ones, and the number of all validations.
 
-    One query along the index of the searcher's events. A non-finite metric is never better.
+    Runs one query along the index of the searcher's events. A non-finite metric is never better.
     """
     columns = searcher_events.c
     query = (

@@ -1,10 +1,10 @@
-"""A small forest of regression trees on coded features, in numpy.
+"""Small random forest of regression trees on encoded features, in numpy.
 
-Features are codes: small integers from 0, or -1 for a missing value. A split of an ordered
-feature is a threshold; one of categories puts those with the smaller means on one side, which is
-the best of all two-part splits for squared errors.
+Features are codes: small integers from 0, or -1 for a missing value. An ordered feature is split at
+a threshold. Categories are split by their means: those with smaller means go to one side, which is
+optimal among all two-way splits for squared errors.
 
-Letters: N samples, F features, B codes of the feature that has most, with one for missing values.
+Symbols: N samples, F features, B maximum number of codes of a feature, including the missing value.
 
 References:
     Breiman: Random forests. Machine Learning 45 (2001).
@@ -29,7 +29,7 @@ _MIN_SAMPLES_LEAF = 3
 
 @dataclass(frozen=True)
 class _Tree:
-    """Nodes in one list; a leaf has feature -1."""
+    """Tree with its nodes in arrays; a leaf has feature -1."""
 
     feature: Codes  # (nodes,)
     left: NDArray[np.bool_]  # (nodes, B): whether a code goes left
@@ -37,7 +37,7 @@ class _Tree:
     value: Floats  # (nodes,)
 
     def predict(self, codes: Codes) -> Floats:
-        """Args: codes: shape (N, F), shifted so that missing is 0. Returns: shape (N,)."""
+        """Predict targets, shape (N,), from shifted codes (0 is missing), shape (N, F)."""
         at = np.zeros(len(codes), dtype=np.int64)
         for _ in range(_MAX_DEPTH + 1):
             feature = self.feature[at]
@@ -49,22 +49,22 @@ class _Tree:
 
 @dataclass(frozen=True)
 class Permuted:
-    """Loss of the forest by shuffling each feature, on samples that its trees have not seen."""
+    """Loss of the forest when each feature is permuted, on out-of-bag samples."""
 
     explained: float
-    """1 - squared error / variance, of the forest as it is: R2 out of bag."""
+    """Out-of-bag R2 of the forest: 1 - squared error / variance."""
     loss: Floats
-    """Shape (F,): half of what that falls by when a feature is shuffled, the mean over the trees.
+    """Shape (F,): half of the decrease of R2 when a feature is permuted, mean over the trees.
 
-    The half is an estimate of the total-effect Sobol index: shuffling draws a second value that is
-    independent of the first, and the difference of two such has twice the variance.
+    The half estimates the total-effect Sobol index: a permutation draws a second, independent
+    value, and the difference of two independent values has twice the variance.
     """
     spread: Floats
-    """Shape (F,): standard error of that mean."""
+    """Shape (F,): standard error of ``loss``."""
 
 
 class Forest:
-    """Trees, each grown on a bootstrap sample.
+    """Random forest of trees grown on bootstrap samples.
 
     Args:
         codes: Shape (N, F).
@@ -130,7 +130,8 @@ class Forest:
         total[unordered] = np.take_along_axis(total[unordered], order, 1)
         below, sums = np.cumsum(count, axis=1), np.cumsum(total, axis=1)
         above = len(rows) - below
-        # With the mean at 0 both sides have the same sum: S²/below + S²/above = S² N/(below above).
+        # With a mean of 0 both sides have sums of equal size:
+        # S²/below + S²/above = S² N/(below above).
         gain = sums * sums / np.maximum(below * above, 1)
         gain[(below < _MIN_SAMPLES_LEAF) | (above < _MIN_SAMPLES_LEAF)] = 0.0
         which, edge = divmod(int(gain.argmax()), self._bins)
@@ -143,8 +144,8 @@ class Forest:
         return int(tried[which]), goes_left
 
     def permuted(self) -> Permuted:
-        """Shuffle each feature in turn among the out-of-bag samples; return the losses."""
-        count, features = self._codes.shape  # most of which no tree has: they lose nothing
+        """Permute each feature among the out-of-bag samples; return the losses."""
+        count, features = self._codes.shape  # features that no tree uses have no loss
         variance = float(self._target.var())
         summed, seen = np.zeros(count), np.zeros(count)
         losses = np.zeros((len(self._trees), features))

@@ -1,6 +1,6 @@
 """Permutation importance of hyperparameters by a random forest.
 
-numpy is imported on the first request only, which keeps the server's start fast.
+numpy is imported on the first request, which keeps the server's startup fast.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ MIN_TRIALS = 10
 """Minimum number of trials with a finite result."""
 
 _MAX_TRIALS = 3000
-"""Maximum number of trials for a forest; a random sample is drawn from more."""
+"""Maximum number of trials for a forest; larger numbers are sampled."""
 _BINS = 32
-"""Number of codes of an ordered hyperparameter: its quantiles."""
+"""Number of quantiles, and so codes, of an ordered hyperparameter."""
 _MAX_CACHED = 64
 _THREADS = 2
 _SLOW_S = 0.5
-"""CPU time from which a result is reused for a while although trials change."""
+"""CPU time above which a result is reused for a while even if trials change."""
 _FRESH_FACTOR = 20.0
-"""Such a result stays fresh for this multiple of its CPU time."""
+"""Such a result is reused for this multiple of its CPU time."""
 
 METHOD = (
     "Permutation importance, out of bag, on a random forest of 48 regression trees (Breiman, "
@@ -54,12 +54,12 @@ METHOD = (
 
 
 class ImportanceResult(NamedTuple):
-    """Importance of each hyperparameter that differs between trials, the largest first."""
+    """Importance of each hyperparameter that differs between trials, largest first."""
 
     trials: int
     """Number of trials with a result."""
     explained: float | None
-    """R2 of the forest, out of bag."""
+    """Out-of-bag R2 of the forest."""
     shares: list[tuple[str, float, float]]
     """Name, importance and its standard error."""
     problem: str | None = None
@@ -115,7 +115,7 @@ def _learn(
 
 
 def _encode(values: Sequence[Value]) -> tuple[Sequence[int], bool]:
-    """Encode values as small integers, -1 for missing ones; also return if they are unordered."""
+    """Encode values as small integers, -1 if missing; also return whether they are unordered."""
     import numpy as np
 
     present = [value for value in values if value is not None]
@@ -129,7 +129,7 @@ def _encode(values: Sequence[Value]) -> tuple[Sequence[int], bool]:
 
 
 def trials_fingerprint(connection: Connection, experiment_id: int) -> int:
-    """Return a number that changes with the trials of an experiment and their results."""
+    """Return a hash of the trials of an experiment and their results."""
     query = "SELECT id, best_validation FROM trials WHERE experiment_id = ? ORDER BY id"
     return hash(tuple(raw_rows(connection, query, (experiment_id,))))
 
@@ -138,15 +138,15 @@ class _CachedResult(msgspec.Struct, frozen=True):
     state: int
     found: ImportanceResult
     fresh_until: float
-    """Monotonic time until which the result is reused although trials have changed."""
+    """Monotonic time until which the result is reused even if trials change."""
 
 
 class ImportanceCache:
-    """Cache of importance by experiment, recomputed on request when trials have changed.
+    """Cache of importance by experiment, recomputed on request after trials have changed.
 
-    It has two threads, so that one experiment neither delays another nor blocks the threads of
-    other requests. Concurrent requests for an experiment share one computation. A slow result is
-    recomputed less often.
+    Two separate threads compute results, so that other experiments and requests are not blocked.
+    Concurrent requests for an experiment share one computation. Slow results are recomputed less
+    often.
     """
 
     def __init__(self) -> None:
@@ -157,12 +157,12 @@ class ImportanceCache:
     async def of(
         self, experiment_id: int, state: int, compute: Callable[[], ImportanceResult]
     ) -> ImportanceResult:
-        """Return the importance in an experiment; called by the event loop.
+        """Return the importance of an experiment; called on the event loop.
 
         Args:
             experiment_id: Id of the experiment.
             state: Result of :func:`trials_fingerprint`.
-            compute: Computes the result; called on another thread.
+            compute: Function that computes the result; called on another thread.
         """
         cached = self._cache.get(experiment_id)
         if cached is not None and (cached.state == state or time.monotonic() < cached.fresh_until):
@@ -172,7 +172,7 @@ class ImportanceCache:
             task = asyncio.create_task(self._compute(experiment_id, state, compute))
             task.add_done_callback(_retrieve_exception)
             self._tasks[experiment_id] = task
-        return await asyncio.shield(task)  # a client that disconnects does not cancel it for others
+        return await asyncio.shield(task)  # a disconnect must not cancel it for others
 
     async def _compute(
         self, experiment_id: int, state: int, compute: Callable[[], ImportanceResult]
@@ -191,7 +191,7 @@ class ImportanceCache:
 
 
 def _retrieve_exception(task: "asyncio.Task[ImportanceResult]") -> None:
-    """Retrieve a task's exception, so that asyncio does not log it as lost."""
+    """Retrieve a task's exception, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 

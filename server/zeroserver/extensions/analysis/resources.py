@@ -14,68 +14,67 @@ __all__ = [
 
 
 class TrialColumns(Resource, frozen=True):
-    """All trials of an experiment, the oldest first: a list for each column."""
+    """All trials of an experiment, oldest first: a list per column."""
 
     columns: dict[str, list[float | str | bool | None]]
-    """`id`, `state` and other fields of a trial by their names, and each hyperparameter as
-    `hparams.` and its dotted name; null where a trial has none. Numbers that are not finite are
-    text, as everywhere."""
+    """Fields of a trial such as `id` and `state`, and hyperparameters as `hparams.NAME` with their
+    dotted names. Missing values are null; infinities and NaN are text."""
 
 
 class ExperimentColumns(Resource, frozen=True):
-    """Metrics of every experiment's best trial, the oldest experiment first."""
+    """Metrics of every experiment's best trial, oldest experiment first."""
 
     names: list[MetricName]
     """All metrics that were ever reported."""
     columns: dict[str, list[Num | None]]
-    """`id` of the experiment, and the metrics that were asked for; null where the trial has none.
-    While no trial is the best one, the first one counts."""
+    """`id` of the experiment and the requested metrics of its best trial, or of its first trial if
+    none is best. Missing values are null."""
 
 
 class Improvement(Resource, frozen=True):
-    """A validation that was better than all before it."""
+    """Validation that is better than all previous ones."""
 
     time: Time
-    """When the searcher was told of it."""
+    """Time when the searcher received it."""
     trial_id: int
-    """Of which trial."""
+    """Trial of the validation."""
     length: float | None
-    """How far that trial was, in the searcher's unit."""
+    """Length of the trial at that time, in the searcher's unit."""
     value: Num
     """The searcher's metric."""
 
 
 class SearchProgress(Resource, frozen=True):
-    """The best value so far over time."""
+    """Best value so far over time."""
 
     improvements: list[Improvement]
     validations: int
-    """How many validations there were, those that were not better too."""
+    """Number of all validations."""
 
 
 class HparamShare(Resource, frozen=True):
-    """How much one hyperparameter matters."""
+    """Importance of one hyperparameter."""
 
     name: str
-    """Its dotted name."""
+    """Dotted name."""
     importance: float
-    """Its part in the differences between trials, alone and together with others: 0 for one that
-    does not matter, 1 for one that decides alone."""
+    """Its share of the variance between trials, alone and together with others: 0 if it has no
+    effect, 1 if it determines the result."""
     spread: float
-    """Standard error of that, over the trees."""
+    """Standard error of the importance, over the trees."""
 
 
 class Importance(Resource, frozen=True):
-    """Which hyperparameters matter for the searcher's metric."""
+    """Importance of the hyperparameters for the searcher's metric."""
 
     method: str
-    """How it was found out, and what that cannot tell."""
+    """Description of the method and its limits."""
     trials: int
-    """How many trials with a result it stands on."""
+    """Number of trials with a result."""
     explained: float | None
-    """How much of the differences between trials the hyperparameters predict for trials that were
-    not learned from: 1 is all, 0 or below nothing. Below 0.2 the shares mean little."""
+    """Out-of-bag R2: share of the variance that the hyperparameters predict for unseen trials.
+    Below 0.2 the shares mean little."""
     shares: list[HparamShare]
-    """The one that matters most comes first."""
+    """Importance of the hyperparameters, largest first."""
     problem: str | None
-    """Why there are none; else null."""
+    """Why there is no result; else null."""

@@ -1,4 +1,4 @@
-"""Analysis of the trials of an experiment."""
+"""Routes for the analysis of the trials of an experiment."""
 
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, cast
@@ -68,11 +68,11 @@ async def get_experiment_columns(
         list[str] | None,
         Query(
             max_length=100,
-            description="`id` (is always there), and metrics as `max.validation.accuracy`.",
+            description="`id` (always included), or metrics such as `max.validation.accuracy`.",
         ),
     ] = None,
 ) -> ExperimentColumns:
-    """Read metrics of all experiments, each one's best trial standing for it."""
+    """Read metrics of the best trials of all experiments."""
 
     def read(connection: Connection) -> ExperimentColumns:
         measures = {
@@ -99,10 +99,10 @@ async def get_columns(
     experiment_id: IdPath,
     where: Where = None,
     column: Annotated[
-        list[str] | None, Query(max_length=100, description="Only these; all if none is named.")
+        list[str] | None, Query(max_length=100, description="Columns to return; default: all.")
     ] = None,
 ) -> TrialColumns:
-    """Read the trials of an experiment as columns: hyperparameters, metrics, cost."""
+    """Read the trials of an experiment as columns of hyperparameters, metrics and cost."""
 
     def read(connection: Connection) -> TrialColumns:
         find_row(connection, ExperimentRow, experiment_id)
@@ -125,10 +125,11 @@ async def get_columns(
 def _whole(
     services: Services, connection: Connection, experiment_id: int, column: Sequence[str] | None
 ) -> dict[str, Any] | None:
-    """Read columns of all trials; hyperparameters never change, so their JSON is kept.
+    """Read columns of all trials, with cached JSON of hyperparameters.
 
     Returns:
-        None if a column is unknown, or trials were created or deleted meanwhile.
+        Cells by column; None if a column is unknown, or trials were created or deleted
+        concurrently.
     """
     plain = [name for name in column or COLUMNS if not name.startswith(PREFIX)]
     now = services.orchestrator.clock()
@@ -156,7 +157,7 @@ def _json_values(values: Iterable[Value]) -> list[Any]:
 
 @router.get("/{experiment_id}/search-progress")
 async def get_search_progress(services: ServicesDep, experiment_id: IdPath) -> SearchProgress:
-    """Read how the best value came down, or up, over time."""
+    """Read the improvements of the best value over time."""
 
     def read(connection: Connection) -> SearchProgress:
         row = find_row(connection, ExperimentRow, experiment_id)
@@ -173,7 +174,7 @@ async def get_search_progress(services: ServicesDep, experiment_id: IdPath) -> S
 
 @router.get("/{experiment_id}/importance")
 async def get_importance(services: ServicesDep, experiment_id: IdPath) -> Importance:
-    """Find out which hyperparameters matter for the searcher's metric; kept until trials change."""
+    """Read the importance of hyperparameters for the searcher's metric, from a cache."""
 
     def read_state(connection: Connection) -> tuple[bool, int]:
         row = find_row(connection, ExperimentRow, experiment_id)

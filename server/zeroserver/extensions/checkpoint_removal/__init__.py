@@ -1,1 +1,1 @@
-"""Removal of checkpoints at the request of users: of whole ones, of files, and by a new policy."""
+"""Removal of checkpoints or their files by users, and changes of retention policies."""

@@ -1,4 +1,4 @@
-"""Routes that remove checkpoints, files of checkpoints, or all that a new policy does not keep."""
+"""Routes that remove checkpoints or their files, or change a retention policy."""
 
 from collections.abc import Sequence
 from functools import partial

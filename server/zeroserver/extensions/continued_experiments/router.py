@@ -30,7 +30,7 @@ ACCESS["POST /api/v1/experiments/{experiment_id}/continue"] = USER
 async def continue_experiment(
     services: ServicesDep, experiment_id: IdPath, changes: Changes | None = None
 ) -> ExperimentAnswer:
-    """Continue an experiment that has ended from its checkpoints, with changes."""
+    """Continue an ended experiment from its checkpoints, with changes."""
     request = changes or Changes()
     original = await services.read(
         lambda connection: find_row(connection, ExperimentRow, experiment_id)

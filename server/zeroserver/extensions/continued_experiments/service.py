@@ -1,12 +1,12 @@
 """Continuation of ended experiments, with changes of their configuration.
 
-Trials continue from their newest checkpoints, under the same numbers; their curves grow. The
-searcher is created again from the new configuration and all events; the operations that it now
-returns and that were not executed are executed.
+Trials continue from their newest checkpoints and keep their ids and curves. The searcher is created
+again from the new configuration and all events. Operations that it now returns and that were not
+executed before are executed.
 
-The state of the experiment changes last. If there are too many trials to reopen in one change, they
-are reopened beforehand, in several changes, as paused trials of an ended experiment. If the server
-is killed in between, the same request completes the continuation.
+The state of the experiment changes last. If there are too many trials to reopen in one transaction,
+they are reopened before, in several transactions, as paused trials of an ended experiment. If the
+server is killed in between, the same request completes the continuation.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -48,7 +48,7 @@ from zeroserver.store.database import raw_rows
 from zeroserver.store.rows import ExperimentRow, TrialRow, find_row
 from zeroserver.store.schema import checkpoints, experiments, trials
 
-if TYPE_CHECKING:  # loaded when the first experiment comes
+if TYPE_CHECKING:  # imported with the first experiment
     from zerolab.config.experiment.experiment_config import ExperimentConfig
 
 __all__ = ["Continuation", "ExperimentContinuation", "prepare_continuation"]
@@ -56,34 +56,34 @@ __all__ = ["Continuation", "ExperimentContinuation", "prepare_continuation"]
 
 @dataclass(frozen=True)
 class Continuation:
-    """How an experiment continues; its new configuration has been checked."""
+    """Continuation of an experiment, with its validated new configuration."""
 
     config: "ExperimentConfig"
     raw_config: Mapping[str, Any]
-    """As submitted, with the changes laid over it."""
+    """Submitted configuration merged with the changes."""
     seen: str
-    """The submitted configuration to which they were made, as it is stored."""
+    """Stored configuration on which the changes are based, to detect concurrent changes."""
     activate: bool = True
 
 
 _REOPENED_AT_ONCE = 3000
-"""Trials that one change reopens."""
+"""Maximum number of trials that one transaction reopens."""
 _FIXED = frozenset({"hyperparameters", "reproducibility", "entrypoint"})
 _SEED = "reproducibility.experiment_seed"
 
 
 class ExperimentContinuation(ContinuationService):
-    """Continues experiments that have ended."""
+    """Continues ended experiments."""
 
     experiments = Uses(ExperimentService)
 
     def continue_experiment(self, experiment_id: int, request: Continuation) -> None:
-        """Continue an ended experiment; one that already continues stays as it is.
+        """Continue an ended experiment; no effect if it already continues.
 
         Raises:
             NotFoundError: If there is no such experiment.
-            ConflictError: If it has not ended, or nothing of it is left to continue.
-            ConfigError: If what changes is what its trials came from.
+            ConflictError: If it has not ended, or has no training left.
+            ConfigError: If a change would make its existing trials different.
         """
         experiment = self.work.find(ExperimentRow, experiment_id)
         action = EXPERIMENT_ACTIONS["continue"]
@@ -115,7 +115,7 @@ class ExperimentContinuation(ContinuationService):
         reopens = bool(opened or paused)
         grows = _grows(before, request.config)
         pending: Sequence[Operation] = []
-        if grows:  # the searcher keeps its former bounds until it has received all ends
+        if grows:  # the searcher keeps its former bounds until it has received all exits
             self.searches.restore(experiment_id)
         else:
             self._store(experiment, request)
@@ -128,7 +128,7 @@ class ExperimentContinuation(ContinuationService):
         searches_on = grows or any(isinstance(operation, Create) for operation in pending)
         self.lifecycle.move_experiment(
             experiment, state, ended_at=None, error=None, archived=0, searcher_done=0,
-            # A search that continues reports its progress itself.
+            # A search that continues reports its own progress.
             progress=0.0 if searches_on
             else 1 - (len(opened) + paused) / max(experiment.num_trials, 1),
         )  # fmt: skip
@@ -149,19 +149,19 @@ class ExperimentContinuation(ContinuationService):
         self.scheduling.schedule()
 
     def _count_paused(self, experiment_id: int) -> int:
-        """Count the trials that were reopened before the experiment continues."""
+        """Return the number of trials that were already reopened."""
         query = "SELECT count(*) FROM trials WHERE state = ? AND experiment_id = ?"
         return int(self.work.raw(query, (str(TrialState.PAUSED), experiment_id))[0][0])
 
     def reopen_early(self, experiment_id: int, request: Continuation, part: range) -> None:
-        """Reopen some trials, paused, of an experiment that is about to continue.
+        """Reopen some trials as paused, before their experiment continues.
 
-        Does nothing if the experiment has been continued, changed or deleted meanwhile.
+        No effect if the experiment was continued, changed or deleted concurrently.
 
         Args:
-            experiment_id: Experiment that has ended.
-            request: How it continues.
-            part: Ids of trials; those that have ended and are unfinished are reopened.
+            experiment_id: Ended experiment.
+            request: Its continuation.
+            part: Ids of trials; ended trials with training left are reopened.
         """
         experiment = self.work.find(ExperimentRow, experiment_id)
         seen = experiment.raw_config == request.seen and not experiment.deleting
@@ -186,7 +186,7 @@ class ExperimentContinuation(ContinuationService):
         """Grow the search and execute the searcher's operations.
 
         Raises:
-            ConflictError: If nothing follows, and no trial was reopened.
+            ConflictError: If no operation follows and no trial was reopened.
         """
         lost = self._without_checkpoint(experiment.id)
         operations = self.searches.grow(experiment.id, before.searcher, lost)
@@ -198,7 +198,7 @@ class ExperimentContinuation(ContinuationService):
         self.operations.execute(experiment.id, operations)
 
     def _without_checkpoint(self, experiment_id: int) -> Set[int]:
-        """Return the request ids of trials that have no checkpoint left or were deleted."""
+        """Return the request ids of trials without a checkpoint, including deleted trials."""
         query = select(trials.c.request_id).where(
             trials.c.experiment_id == experiment_id,
             trials.c.state.not_in(TRIAL_ENDED) | trials.c.id.in_(_with_checkpoint(experiment_id)),
@@ -222,7 +222,7 @@ class ExperimentContinuation(ContinuationService):
     def _refuse_without_checkpoint(
         self, experiment_id: int, opened: Sequence["_EndedTrial"]
     ) -> None:
-        """Refuse to restart a finished trial that has no checkpoint."""
+        """Refuse to reopen a finished trial without a checkpoint."""
         lost = _finished_without_checkpoint(self.work.connection, experiment_id, opened)
         if lost:
             msg = (
@@ -234,7 +234,7 @@ class ExperimentContinuation(ContinuationService):
     def _refuse_without_weights(
         self, experiment: ExperimentRow, opened: Sequence["_EndedTrial"]
     ) -> None:
-        """Refuse an experiment whose trials would all start from a missing checkpoint."""
+        """Refuse if all reopened trials would start from a missing checkpoint."""
         number = experiment.id
         uuid = experiment.source_checkpoint
         problem = None if uuid is None else self.warm_starts.checkpoint_problem(uuid)
@@ -257,7 +257,7 @@ class ExperimentContinuation(ContinuationService):
     def _ends_of_deleted(
         self, experiment_id: int, created: Set[int], known_ends: Set[int]
     ) -> Iterator[Event]:
-        """Yield the ends of deleted trials that the searcher does not know yet."""
+        """Yield exit events of deleted trials that the searcher has not received."""
         query = select(trials.c.request_id).where(trials.c.experiment_id == experiment_id)
         count = select(func.count()).where(trials.c.experiment_id == experiment_id)
         if self.work.connection.scalar(count) == len(created):
@@ -268,7 +268,7 @@ class ExperimentContinuation(ContinuationService):
 
 
 def _not_carried_out(operations: Iterable[Operation], created: Set[int]) -> list[Operation]:
-    """Return the operations that shut the search down or create trials that do not exist."""
+    """Return the operations that shut down the search or create missing trials."""
     return [
         operation
         for operation in operations
@@ -278,7 +278,7 @@ def _not_carried_out(operations: Iterable[Operation], created: Set[int]) -> list
 
 
 class _EndedTrial(msgspec.Struct, frozen=True, gc=False):
-    """What a continuation must know of a trial; read for a hundred thousand at once."""
+    """Columns of an ended trial for a continuation; few, for a hundred thousand trials."""
 
     id: int
     request_id: int
@@ -299,8 +299,8 @@ def _read_trials(
     """Return the trials of an experiment in some states, by id.
 
     Args:
-        connection: Of the writer, or of a reader.
-        experiment_id: Whose trials.
+        connection: Connection of the writer or a reader.
+        experiment_id: Experiment of the trials.
         states: States of the trials.
         part: Range of their ids; None for all.
     """
@@ -323,9 +323,9 @@ def _trials_to_reopen(
     """Return the ended trials that have training left.
 
     Args:
-        ended: Trials that have ended.
-        known_ends: Request ids of the trials that the searcher knows to have ended.
-        before: Configuration of the experiment until now.
+        ended: Ended trials.
+        known_ends: Request ids of the trials whose exit the searcher has received.
+        before: Former configuration of the experiment.
         after: Its new configuration.
     """
     longer = _is_longer(before, after)
@@ -341,7 +341,7 @@ def _trials_to_reopen(
 def _finished_without_checkpoint(
     connection: Connection, experiment_id: int, opened: Sequence[_EndedTrial]
 ) -> list[int]:
-    """Return the finished trials among some that have no checkpoint."""
+    """Return those of some trials that are finished and have no checkpoint."""
     finished = {trial.id for trial in opened if trial.state == TrialState.COMPLETED}
     if not finished:
         return []
@@ -367,17 +367,17 @@ def _with_checkpoint(experiment_id: int) -> Select[tuple[int]]:
 def prepare_continuation(
     orchestrator: Orchestrator, connection: Connection, experiment_id: int, request: Continuation
 ) -> Sequence[range]:
-    """Replay the search of an experiment in a reader's thread, before it is continued.
+    """Replay the search of an experiment in a reader thread, before it continues.
 
     Args:
         orchestrator: Settings and caches; used in any thread.
-        connection: Only read from.
-        experiment_id: Experiment that is continued next.
-        request: How it shall continue.
+        connection: Connection for reading.
+        experiment_id: Experiment to continue.
+        request: Its continuation.
 
     Returns:
-        Ranges of trial ids for :meth:`ExperimentContinuation.reopen_early`, each for one change;
-        none if one change can reopen all trials, or will refuse.
+        Ranges of trial ids for :meth:`ExperimentContinuation.reopen_early`, one per transaction;
+        empty if one transaction can reopen all trials or will refuse.
     """
     experiment = find_row(connection, ExperimentRow, experiment_id)
     if experiment.state not in EXPERIMENT_ENDED:
@@ -408,18 +408,18 @@ def prepare_continuation(
 
 
 def _grows(before: "ExperimentConfig", after: "ExperimentConfig") -> bool:
-    """Check whether the searcher that there is gets greater bounds."""
+    """Check whether the existing searcher gets greater bounds."""
     return not after.searcher.rebuilds_on_growth and before.searcher != after.searcher
 
 
 def _settled(request: Continuation, before: "ExperimentConfig") -> Continuation:
-    """Add the searcher fields that follow from the former searcher, if its name is the same."""
+    """Add the searcher fields derived from the former searcher, if its name is the same."""
     section = request.config.searcher
     if section.name != before.searcher.name:
         return request
-    from zerolab.searcher.factory import read_section  # loaded when the first experiment comes
+    from zerolab.searcher.factory import read_section  # imported with the first experiment
 
-    # Read again: what follows may be more than a section can hold.
+    # Read again: derived fields may exceed the limits of a section.
     settled = read_section(section.with_derived_fields(before.searcher).model_dump(mode="json"))
     followed = {
         field: value
@@ -434,7 +434,7 @@ def _settled(request: Continuation, before: "ExperimentConfig") -> Continuation:
 def _problems(
     before: "ExperimentConfig", after: "ExperimentConfig", experiment_id: int
 ) -> Iterator[str]:
-    """Yield the changes that would make the existing trials different ones."""
+    """Yield problems with changes that would make the existing trials different."""
     was, will_be = before.to_dict(), after.to_dict()
     secrets = find_secrets(was) + find_secrets(will_be)
     for path, old, new in _changes(was, will_be):
@@ -444,7 +444,7 @@ def _problems(
         if block == "searcher":
             fixed = field not in after.searcher.growable_fields | after.searcher.derived_fields
         if path == _SEED and new is None:
-            continue  # the server chose it; no file has it
+            continue  # chosen by the server, so no file has it
         if fixed:
             yield (
                 f"{path}: must stay as it is when an experiment goes on: "
@@ -471,7 +471,7 @@ def _is_longer(before: "ExperimentConfig", after: "ExperimentConfig") -> bool:
 
 
 def _awaits_operations(experiment: ExperimentRow) -> bool:
-    """Whether a program outside of the server may yet want trials."""
+    """Check whether an external program may still send operations."""
     return experiment.searcher_name == "custom" and not experiment.searcher_done
 
 
@@ -490,7 +490,7 @@ def _nothing_left(experiment: ExperimentRow, config: "ExperimentConfig") -> str:
 def _ends_of_the_rest(
     ended: Sequence[_EndedTrial], opened: set[int], known_ends: Set[int]
 ) -> Iterator[Event]:
-    """Yield the ends of trials that stay ended and that the searcher has not received."""
+    """Yield exit events of trials that stay ended, unless the searcher has received them."""
     for trial in ended:
         if trial.id in opened or trial.request_id in known_ends:
             continue

@@ -1,1 +1,1 @@
-"""Searches whose operations a program outside of the server sends."""
+"""Custom searches: an external program sends their operations."""

@@ -1,9 +1,9 @@
 """Processes of custom searcher classes from model directories, one for each experiment.
 
 A process has a token for the search routes of its experiment, a clean environment, one core and
-limits on memory and processor time. It dies with the server. One that ends by itself before its
-experiment has ended is started again and receives all events. After some failures, or at once
-when the class cannot work, the experiment ends with its last line.
+limits on memory and CPU time. It ends with the server. If it exits before its experiment has ended,
+it is restarted and receives all events. After several failures, or at once if the class is invalid,
+the experiment fails with the last line of its output.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ _MOST_FAILURES = 5
 _PAUSE_S = 1.0
 _LINE_CHARACTERS = 500
 _FILE_BYTES = 256 * 1024**2
-"""Largest file that a searcher can write; its output is one."""
+"""Maximum size of a file, including the output, that a searcher can write."""
 _NICE = 10
 _INHERITED = frozenset(
     {
@@ -49,7 +49,7 @@ _INHERITED = frozenset(
         "TZ", "USER", "VIRTUAL_ENV",
     }
 )  # fmt: skip
-"""Environment variables that a searcher inherits, besides those of the locale and of Python."""
+"""Environment variables that a searcher inherits, in addition to those of locale and Python."""
 _INHERITED_PREFIXES = ("LC_", "PYTHON")
 _CONFIG_KEYS = ("searcher", "hyperparameters", "reproducibility")
 
@@ -70,18 +70,18 @@ class _Failures(msgspec.Struct):
 
 
 class SearchProcesses:
-    """Supervisor of searcher processes; used on the event loop's thread only."""
+    """Supervisor of searcher processes; used only on the event loop's thread."""
 
     def __init__(self, services: Services) -> None:
         self.services = services
         self._running: dict[int, _Process] = {}
         self._failures: dict[int, _Failures] = {}
         self._folders = services.orchestrator.home.searchers
-        # A server that was killed leaves its directories behind.
+        # A killed server leaves its directories.
         shutil.rmtree(self._folders, ignore_errors=True)
 
     async def look_after(self) -> None:
-        """Start missing searchers and check for ended ones."""
+        """Start missing searcher processes and handle exited ones."""
         if not self.services.url:
             return  # the server is not reachable yet
         active = await self.services.write(_wanted)
@@ -117,7 +117,7 @@ class SearchProcesses:
             "TMPDIR": str(temporary),
         }
         errors = (folder / "errors").open("w+b")
-        # From this thread: the process gets a signal when the thread that started it ends.
+        # Started on this thread, since the process gets a signal when its parent thread ends.
         running = subprocess.Popen(
             command, cwd=model, env=environment, stdin=subprocess.DEVNULL, stdout=errors,
             stderr=errors, start_new_session=True,
@@ -130,7 +130,7 @@ class SearchProcesses:
         code = process.running.poll()
         if code is None and is_active:
             return
-        if code is None:  # its experiment has ended: it sees that soon, but need not be waited for
+        if code is None:  # its experiment has ended; do not wait until it notices
             _signal_group(process, signal.SIGTERM)
             return
         process.errors.seek(max(0, process.errors.seek(0, 2) - 10_000))
@@ -172,7 +172,7 @@ class SearchProcesses:
     def _forget(self, experiment_id: int) -> None:
         process = self._running.pop(experiment_id)
         process.errors.close()
-        _signal_group(process, signal.SIGKILL)  # processes that the class has started
+        _signal_group(process, signal.SIGKILL)  # children of the process
         shutil.rmtree(process.folder, ignore_errors=True)
 
 
@@ -202,7 +202,7 @@ def _limit(pid: int, experiment_id: int, limits: Limits) -> None:
         for kind, most in soft_limits.items():
             hard = resource.prlimit(pid, kind)[1]
             value = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            # With equal limits the kernel sends SIGKILL, without a reason.
+            # With equal limits the kernel sends SIGKILL, which shows no reason.
             spare = 1 if kind == resource.RLIMIT_CPU and value != hard else 0
             resource.prlimit(pid, kind, (value, value + spare))
         cores = sorted(os.sched_getaffinity(pid))
@@ -218,7 +218,7 @@ def _config_of(connection: Connection, experiment_id: int) -> dict[str, Any]:
 
 
 def _wanted(work: UnitOfWork) -> dict[int, tuple[str, str]]:
-    """Return the searchers that should run: their classes, and the archives that hold them."""
+    """Return the class and archive of each searcher that should run."""
     open_states = [ExperimentState.ACTIVE, ExperimentState.PAUSED]
     query = select(experiments.c.id, experiments.c.archive).where(
         experiments.c.state.in_(open_states), experiments.c.searcher_done == 0

@@ -1,4 +1,4 @@
-"""Searchers that decide outside of the server: they ask for events, and send operations."""
+"""Routes of custom searchers: programs poll for events and send operations."""
 
 import asyncio
 import math
@@ -36,47 +36,47 @@ Number = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class SearchEvent(Resource, frozen=True):
-    """Something that a searcher must know."""
+    """Event for a searcher."""
 
     id: int
-    """Rising; not without gaps."""
+    """Id, increasing with gaps."""
     kind: Literal["created", "validated", "exited", "exited_early"]
-    """What happened to the trial."""
+    """Kind of the event."""
     trial_id: int
-    """The searcher's own number of the trial, as it said at its creation."""
+    """The searcher's number of the trial, from its creation."""
     metric: Num | None
-    """Of `validated`; `NaN` ranks last."""
+    """Metric of `validated`; `NaN` ranks last."""
     length: float | None
-    """Of `validated`: how far the trial was, in the unit of the search."""
+    """Length of the trial at `validated`, in the unit of the search."""
     reason: str | None
-    """Of `exited_early`: `errored`, `invalid_hp` or `user_canceled`."""
+    """Reason of `exited_early`: `errored`, `invalid_hp` or `user_canceled`."""
 
 
 class SearchEvents(Resource, frozen=True):
-    """Events of a search, the oldest first."""
+    """Events of a search, oldest first."""
 
     events: list[SearchEvent]
-    """At most 1,000."""
+    """Events, at most 1,000."""
     handled: int
-    """The last event that operations answered; -1 before the first operations, 0 after them."""
+    """Last event that operations have handled; -1 before the first operations, 0 after them."""
     over: bool
-    """Whether the experiment takes no more operations."""
+    """Whether the experiment accepts no more operations."""
 
 
 class SearchHandled(Resource, frozen=True):
-    """What operations have answered."""
+    """Response to operations."""
 
     handled: int
-    """The last event that is answered by now."""
+    """Last event that operations have handled."""
 
 
 def _check_names(hparams: dict[str, Any]) -> dict[str, Any]:
-    """Return hyperparameters.
+    """Validate the names of hyperparameters.
 
     Raises:
         ValueError: If a name has control characters.
     """
-    from zerolab.schema.json_values import key_problems  # a server starts without configuration
+    from zerolab.schema.json_values import key_problems  # startup does not need it
 
     if problems := key_problems(hparams, "hparams"):
         raise ValueError("; ".join(problems))
@@ -115,7 +115,7 @@ class StopBody(BaseModel):
 
 
 class ShutdownBody(BaseModel):
-    """The search wants no more trials."""
+    """End the search: create no more trials."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -128,14 +128,14 @@ AnyOperation = Annotated[
 
 
 class OperationsBody(BaseModel):
-    """Operations, and which events they answer."""
+    """Operations and the events that they handle."""
 
     model_config = ConfigDict(extra="forbid")
 
     after: Annotated[int, Field(ge=-1, le=MAX_ID)]
-    """The last event that was answered before; -1 before the first operations."""
+    """Last event handled before; -1 before the first operations."""
     handled: Annotated[int, Field(ge=0, le=MAX_ID)]
-    """The last event that is answered now; 0 for the first operations."""
+    """Last event handled by these operations; 0 for the first operations."""
     operations: Annotated[list[AnyOperation], Field(max_length=10_000)]
     progress: Annotated[float, Field(ge=0, le=1)] | None = None
 
@@ -145,7 +145,7 @@ async def get_search_events(
     services: ServicesDep,
     experiment_id: IdPath,
     after: Annotated[int, Query(ge=0, le=MAX_ID, description="Events after this one.")] = 0,
-    wait_s: Annotated[float, Query(ge=0, le=60, description="Longest wait for one.")] = 0,
+    wait_s: Annotated[float, Query(ge=0, le=60, description="Maximum wait in seconds.")] = 0,
 ) -> SearchEvents:
     """Wait for the events of a custom searcher and return them."""
     end = time.monotonic() + min(wait_s, MAX_WAIT_S)
@@ -158,7 +158,7 @@ async def get_search_events(
             if news.events or news.over or remaining <= 0 or services.hub.closed:
                 return news
             try:
-                async with asyncio.timeout(min(remaining, 1.0)):  # the experiment may end meanwhile
+                async with asyncio.timeout(min(remaining, 1.0)):  # the experiment may end
                     await bell.wait()
             except TimeoutError:
                 continue
@@ -200,13 +200,13 @@ def _read(connection: Connection, experiment_id: int, after: int) -> list[Search
 async def post_operations(
     services: ServicesDep, experiment_id: IdPath, body: OperationsBody
 ) -> SearchHandled:
-    """Send the operations of a custom searcher; repeating them changes nothing."""
+    """Send the operations of a custom searcher; idempotent."""
     operations = [_operation(operation) for operation in body.operations]
     message = Answered(body.after, body.handled, operations, body.progress)
     await services.load_searcher(experiment_id)
     start: int | None = 0
     handled = -1
-    while start is not None:  # others get their turn in between
+    while start is not None:  # other jobs may run in between
 
         def job(work: UnitOfWork, start: int = start) -> tuple[int, int | None]:
             return CustomSearchService(work).take_operations(experiment_id, message, start)

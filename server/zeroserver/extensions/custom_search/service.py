@@ -1,4 +1,4 @@
-"""Custom searchers outside of the server: delivery of events, receipt of operations."""
+"""Service of custom searchers: delivery of events, execution of operations."""
 
 from collections.abc import Collection, Sequence
 
@@ -19,15 +19,15 @@ __all__ = ["Answered", "CustomSearchService"]
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """Operations from outside, and which events they answer."""
+    """Operations of an external program and the events that they handle."""
 
     after: int
-    """The last event that was answered before; -1 before the first operations."""
+    """Last event handled before; -1 before the first operations."""
     handled: int
-    """The last event that is answered now; 0 for the first operations."""
+    """Last event handled by these operations; 0 for the first operations."""
     operations: Sequence[Operation]
     progress: float | None = None
-    """How far the search is, from 0 to 1."""
+    """Progress of the search, from 0 to 1."""
 
 
 _CREATED_SINCE = (
@@ -39,7 +39,7 @@ _CREATED_SINCE = (
 
 
 class CustomSearchService(Service):
-    """Stores the operations that programs send for their searches."""
+    """Executes the operations that programs send for their searches."""
 
     operations = Uses(OperationService)
     lifecycle = Uses(LifecycleService)
@@ -47,15 +47,15 @@ class CustomSearchService(Service):
     scheduling = Uses(SchedulingService)
 
     def handled(self, experiment_id: int) -> int:
-        """The last event that was answered; -1 before the first operations.
+        """Return the last handled event; -1 before the first operations.
 
         Raises:
-            ConflictError: If the searcher decides by itself.
+            ConflictError: If the searcher is not a custom one.
         """
         return self._outside(experiment_id).handled
 
     def _outside(self, experiment_id: int) -> ExternalSearcher:
-        """Return the searcher that a program outside asks for, and note that it is there."""
+        """Return a custom searcher, and record that a program serves it."""
         searcher = self.searches.searcher(experiment_id)
         if not isinstance(searcher, ExternalSearcher):
             msg = (
@@ -69,23 +69,22 @@ class CustomSearchService(Service):
     def take_operations(
         self, experiment_id: int, answered: Answered, start: int = 0
     ) -> tuple[int, int | None]:
-        """Carry out operations that answer some events, as many as one change may cost.
+        """Execute operations that handle some events, as many as fit into one transaction.
 
-        The events count as answered with the last operation. Whoever is interrupted before sends
-        the same operations again: what was done of them is not done twice.
+        The events count as handled after the last operation. An interrupted program sends the same
+        operations again; executed ones are not repeated.
 
         Args:
-            experiment_id: Whose searcher.
+            experiment_id: Experiment of the searcher.
             answered: All operations.
-            start: How many of them earlier changes have carried out.
+            start: Number of operations executed by earlier transactions.
 
         Returns:
-            The last event that is answered by now, and how many operations are carried out; None
-            for all of them.
+            The last handled event, and the number of executed operations; None for all.
 
         Raises:
-            ConfigError: With every operation that cannot be carried out; none of them is then.
-            ConflictError: If events between were not answered, or the searcher decides by itself.
+            ConfigError: If operations are invalid; none is executed, and the error lists them.
+            ConflictError: If events in between were not handled, or the searcher is not custom.
         """
         searcher = self._outside(experiment_id)
         experiment = self.work.find(ExperimentRow, experiment_id)
@@ -100,7 +99,7 @@ class CustomSearchService(Service):
         done: set[int] = set()
         if experiment.creating:
             done = self._done_before(experiment_id, answered.operations[start:])
-        if start == 0:  # else they have been checked
+        if start == 0:  # else already checked
             self._check(experiment_id, answered, done)
         places = [
             index
@@ -128,7 +127,7 @@ class CustomSearchService(Service):
         return answered.handled, None
 
     def _done_before(self, experiment_id: int, operations: Sequence[Operation]) -> set[int]:
-        """Return the trials that an interrupted change has created for these operations."""
+        """Return the trials that an interrupted request has created for these operations."""
         operation = {row.trial_id: row for row in operations if isinstance(row, Create)}
         if not operation:
             return set()

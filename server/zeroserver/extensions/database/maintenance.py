@@ -1,4 +1,4 @@
-"""Program that `zerolab db` starts, since the command line imports no database library."""
+"""Program started by `zerolab db`, since the command line imports no database library."""
 
 import argparse
 import os
@@ -17,7 +17,7 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return the exit code: 0 done, 1 problems were found, 2 an error."""
+    """Run one command; return the exit code: 0 success, 1 problems found, 2 error."""
     options = _parser().parse_args(arguments)
     os.umask(0o077)
     home = Home(Path(options.home).absolute()) if options.home else Home.default()
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     load = commands.add_parser("restore", help="replace the database; the server must not run")
     load.add_argument("source", help="directory of a backup")
     load.set_defaults(run=_restore)
-    look = commands.add_parser("check", help="read everything, and print what is wrong")
+    look = commands.add_parser("check", help="read the complete database and print problems")
     look.set_defaults(run=_check)
     return parser
 

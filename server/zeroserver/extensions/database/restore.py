@@ -38,16 +38,16 @@ def restore(database: Database, home: Home, source: Path) -> Path | None:
     """Replace the database by a backup; the server must not run.
 
     Args:
-        database: It must not be open.
-        home: The installation, for its archives.
-        source: A directory that :func:`back_up` has written, or a SQLite file.
+        database: Database that is not open.
+        home: Home directory of the installation, with its archives.
+        source: Directory written by :func:`back_up`, or a SQLite file.
 
     Returns:
         Backup of the previous data; None if there was none.
 
     Raises:
-        ConfigError: If the source is no backup, or one of another kind of database.
-        ConflictError: If a server works on the database.
+        ConfigError: If the source is not a backup, or of another kind of database.
+        ConflictError: If a server uses the database.
         StoreError: If the backup is damaged, or the disk is full.
     """
     content = source
@@ -102,7 +102,7 @@ def _tables_of(connection: Connection) -> set[str]:
 
 
 def _save_sqlite(database: Database, home: Home) -> Path | None:
-    """Back up the database that a restore replaces; a damaged one is copied as it is."""
+    """Back up the database that a restore replaces; copy the file if it is damaged."""
     file = file_of(database)
     if not file.stat().st_size:
         return None
@@ -121,16 +121,16 @@ def _save_sqlite(database: Database, home: Home) -> Path | None:
 
 
 def _replace_sqlite(source: Path, target: Path) -> None:
-    """Replace a database that is not open by a copy of a backup."""
+    """Replace a closed database with a copy of a backup."""
     copy = target.with_name(f".{target.name}.restored")
     copy.unlink(missing_ok=True)
     copy_sqlite(source, copy)
     if target.exists() and target.stat().st_size:
         with (
-            contextlib.suppress(sqlite3.DatabaseError),  # it is damaged, and has been saved
+            contextlib.suppress(sqlite3.DatabaseError),  # damaged, but already saved
             contextlib.closing(sqlite3.connect(target)) as old,
         ):
-            old.execute("PRAGMA journal_mode=DELETE")  # its WAL must not outlive it
+            old.execute("PRAGMA journal_mode=DELETE")  # removes its WAL
     for ending in ("-wal", "-shm"):
         target.with_name(target.name + ending).unlink(missing_ok=True)
     copy.replace(target)
@@ -138,10 +138,10 @@ def _replace_sqlite(source: Path, target: Path) -> None:
 
 
 def _verify_sqlite(file: Path) -> None:
-    """Raise if a file is damaged or not a Zerolab database.
+    """Check that a file is an undamaged Zerolab database.
 
     Raises:
-        ConfigError: If it is not a database of Zerolab, or one of a newer version.
+        ConfigError: If it is not a Zerolab database, or of a newer version.
         StoreError: If it is damaged.
     """
     problems = _file_problems(file)
@@ -180,13 +180,13 @@ def _file_problems(file: Path) -> list[str]:
 
 
 def _load_postgresql(database: Database, source: Path) -> None:
-    """Replace the tables in one transaction: a failure changes nothing."""
+    """Replace the tables in one transaction, so that a failure has no effect."""
     options = ("--clean", "--if-exists", "--no-owner", "--single-transaction", "--exit-on-error")
     run_tool(database, "pg_restore", *options, str(source))
 
 
 def _check_postgresql(database: Database) -> list[str]:
-    """Read every table to its end."""
+    """Read all tables completely; return the errors."""
     problems = []
     with database.read() as connection:
         tables = _tables_of(connection)
@@ -224,7 +224,7 @@ def _schema_problems(connection: Connection) -> Iterator[str]:
 
 
 def _archive_problems(connection: Connection, home: Home) -> Iterator[str]:
-    """Return experiments whose model directory is missing: they cannot start or be forked."""
+    """Yield problems with missing archives: such experiments cannot start or be forked."""
     if "experiments" not in _tables_of(connection):
         return
     query = text("SELECT id, archive FROM experiments WHERE archive IS NOT NULL ORDER BY id")

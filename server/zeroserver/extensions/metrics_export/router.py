@@ -33,9 +33,9 @@ ACCESS["GET /api/v1/experiments/{experiment_id}/metrics/export"] = USER
 
 _CSV_HEADER = ("trial_id", "group", "name", "step", "value", "time_s")
 _PAGE_POINTS = 20_000
-"""Number of points read at a time."""
+"""Number of points per page."""
 _EXPORTS = 16
-"""Maximum number of concurrent exports; each holds a page of points for as long as it is read."""
+"""Maximum number of concurrent exports; each keeps a page of points in memory."""
 _QUERY_COST = 10
 """Fixed cost of a query, in points."""
 
@@ -56,14 +56,14 @@ class Part(msgspec.Struct, frozen=True):
 
     trial_id: int
     group: str | None
-    """None if the trial cannot be read at all."""
+    """Series of the points; None if the trial cannot be read."""
     name: str | None
     rows: Rows = msgspec.field(default_factory=list)
     problem: str | None = None
 
 
 class _Line(msgspec.Struct, gc=False):
-    """Line of NDJSON; msgspec encodes floats many times as fast as Python."""
+    """Line of NDJSON, encoded by msgspec, which is much faster than json."""
 
     trial_id: int
     group: str | None
@@ -74,7 +74,7 @@ class _Line(msgspec.Struct, gc=False):
 
 
 def _ndjson(database: Database, trial_ids: Sequence[int], group: str | None) -> Iterator[bytes]:
-    """Yield one JSON object a line; ``time_s`` is in seconds since 1970.
+    """Yield one JSON object per line; ``time_s`` is in seconds since 1970.
 
     A series that cannot be read yields a line with ``problem``.
     """
@@ -94,7 +94,7 @@ def _ndjson(database: Database, trial_ids: Sequence[int], group: str | None) -> 
 
 
 def _csv(database: Database, trial_ids: Sequence[int], group: str | None) -> Iterator[bytes]:
-    """Yield a CSV file with a header; a read failure is shown in the value column."""
+    """Yield a CSV file with a header; read failures appear in the value column."""
     yield (",".join(_CSV_HEADER) + "\r\n").encode()
     for page in _pages(database, trial_ids, group):
         text = io.StringIO()
@@ -120,7 +120,7 @@ def _pages(database: Database, trial_ids: Sequence[int], group: str | None) -> I
         try:
             with database.read() as connection:
                 _fill(page, connection, cursor, group)
-        except StoreError as error:  # too late for an HTTP status: the response has begun
+        except StoreError as error:  # the response has started, so the status cannot change
             page.append(cursor.skip(str(error)))
             if not error.damaged:
                 cursor.end()
@@ -135,7 +135,7 @@ class _Cursor(msgspec.Struct):
     series: deque[tuple[int, Series]] = msgspec.field(default_factory=deque)
     """Remaining series of the current trial, with their key ids."""
     after: int = -1
-    """Last step that was read of the first series."""
+    """Last step read of the first series."""
 
     def skip(self, problem: str) -> Part:
         """Skip the current series or trial; return a part with the problem."""
@@ -146,7 +146,7 @@ class _Cursor(msgspec.Struct):
         return Part(*series, problem=problem)
 
     def end(self) -> None:
-        """Skip everything that remains."""
+        """Skip all remaining trials."""
         self.trials.clear()
         self.series.clear()
 

@@ -1,4 +1,4 @@
-"""Models of the registry, and their versions."""
+"""Models of the registry and their versions."""
 
 from zeroserver.api.rows import Num, Resource, Time
 
@@ -6,49 +6,49 @@ __all__ = ["Model", "ModelAnswer", "ModelPage", "ModelVersion"]
 
 
 class ModelVersion(Resource, frozen=True):
-    """A checkpoint of the registry."""
+    """Registered checkpoint."""
 
     version: int
-    """From 1; never given twice."""
+    """Number, from 1; never reused."""
     checkpoint: str
-    """Its uuid."""
+    """Uuid of the checkpoint."""
     experiment_id: int
-    """Whose checkpoint it is."""
+    """Experiment of the checkpoint."""
     trial_id: int
-    """Of which trial."""
+    """Trial of the checkpoint."""
     steps_completed: int
-    """Batches that the trial had trained."""
+    """Number of batches that the trial had trained."""
     size_bytes: int
-    """Of all its files."""
+    """Size of all its files."""
     metrics: dict[str, Num] | None
-    """Validation metrics at that step."""
+    """Validation metrics at its step."""
     notes: str
-    """What was said of it when it was registered."""
+    """Notes from its registration."""
     created_at: Time | None
-    """When that was."""
+    """Time of registration."""
 
 
 class Model(Resource, frozen=True):
-    """A model of the registry."""
+    """Model of the registry."""
 
     name: str
-    """Its name."""
+    """Name of the model."""
     description: str
-    """What it is for."""
+    """Description."""
     created_at: Time | None
-    """When it was added."""
+    """Time of creation."""
     versions: list[ModelVersion]
-    """Its checkpoints, the oldest version first; they are kept until they are taken out."""
+    """Versions, oldest first; their checkpoints are kept until removed from the registry."""
 
 
 class ModelAnswer(Resource, frozen=True):
-    """One model."""
+    """Response with one model."""
 
     model: Model
 
 
 class ModelPage(Resource, frozen=True):
-    """All models, by their names."""
+    """Response with all models, sorted by name."""
 
     models: list[Model]
     next_after: None = None

@@ -43,7 +43,7 @@ Name = Annotated[str, Path(max_length=128)]
 
 
 def _read(connection: Connection, name: str | None = None) -> list[Model]:
-    """Return all models by name, or one, with their versions, the oldest first."""
+    """Return all models sorted by name, or one, with their versions, oldest first."""
     columns = model_versions.c
     query = (
         select(
@@ -91,7 +91,7 @@ class NewModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: Annotated[str, Field(pattern=_NAME)]
-    """1 to 128 letters, digits, ``.``, ``_`` or ``-``, the first of them a letter or a digit."""
+    """1 to 128 letters, digits, ``.``, ``_`` or ``-``, starting with a letter or digit."""
     description: Annotated[PlainText, Field(max_length=10_000)] = ""
 
 
@@ -121,7 +121,7 @@ class NewVersion(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     checkpoint: Annotated[str, Field(max_length=64)]
-    """Its uuid."""
+    """Uuid of the checkpoint."""
     notes: Annotated[PlainText, Field(max_length=10_000)] = ""
 
 
@@ -136,6 +136,6 @@ async def register_version(services: ServicesDep, name: Name, body: NewVersion) 
 
 @router.delete("/models/{name}/versions/{version}", status_code=204)
 async def delete_version(services: ServicesDep, name: Name, version: IdPath) -> Response:
-    """Delete a version; retention no longer keeps its checkpoint for it."""
+    """Delete a version; retention no longer protects its checkpoint."""
     await services.write(lambda work: ModelRegistry(work).remove_version(name, version))
     return Response(status_code=204)

@@ -26,9 +26,9 @@ class ModelRegistry(Service):
         self.work.connection.execute(models.insert().values(row))
 
     def register(self, name: str, uuid: str, notes: str) -> int:
-        """Make a checkpoint the next version of a model; return its number.
+        """Register a checkpoint as the next version of a model; return its number.
 
-        A checkpoint that is a version of this model already stays the one that it is.
+        A checkpoint that is already a version of this model keeps its number.
 
         Raises:
             NotFoundError: If there is no such model.
@@ -51,7 +51,7 @@ class ModelRegistry(Service):
         )
         if existing is not None:
             return int(existing)
-        # A number is not given twice: someone may still know what it was.
+        # Numbers are never reused, since users may still refer to a removed version.
         counter = models.update().where(models.c.id == model_id).returning(models.c.last_version)
         version = self.work.connection.scalar(
             counter.values(last_version=models.c.last_version + 1)
@@ -67,7 +67,7 @@ class ModelRegistry(Service):
         return int(version or 0)
 
     def remove_version(self, name: str, version: int) -> None:
-        """Remove a version; its experiment's policy decides about the checkpoint again.
+        """Remove a version; the retention policy applies to its checkpoint again.
 
         Raises:
             NotFoundError: If there is no such model, or version.

@@ -1,4 +1,4 @@
-"""Jobs and quotas as routes return them; no query in a loop."""
+"""Queries of jobs and quotas as resources, without a query in a loop."""
 
 from collections import Counter
 from typing import Any
@@ -20,7 +20,7 @@ __all__ = ["job_list", "quota_list"]
 
 
 def job_list(orchestrator: Orchestrator, connection: Connection) -> list[Job]:
-    """Return the experiments that have not ended, pool by pool in the order of the queue."""
+    """Return the experiments that have not ended, by pool and in the order of the queue."""
     used = _held(connection)
     policies = pool_policies(connection)
     columns = experiments.c
@@ -64,7 +64,7 @@ def job_list(orchestrator: Orchestrator, connection: Connection) -> list[Job]:
 
 
 def _on_fewer(connection: Connection) -> dict[int, str]:
-    """Say of elastic experiments which trial, the first, runs on fewer slots than its own."""
+    """Return a message about the first trial of each elastic experiment on fewer slots."""
     query = (
         select(runs.c.id, runs.c.trial_id, runs.c.grows_to, experiments.c.slots)
         .join(experiments, experiments.c.id == runs.c.experiment_id)
@@ -91,7 +91,7 @@ def _on_fewer(connection: Connection) -> dict[int, str]:
 
 
 def quota_list(connection: Connection) -> list[Quota]:
-    """Return every quota, with what is held of it."""
+    """Return all quotas with the number of slots in use."""
     limits = quota_limits(connection)
     by_job = _held(connection)
     columns = experiments.c
@@ -105,7 +105,7 @@ def quota_list(connection: Connection) -> list[Quota]:
 
 
 def _held(connection: Connection) -> Counter[int]:
-    """Experiment to the slots that it holds."""
+    """Return the number of slots that each experiment holds."""
     used: Counter[int] = Counter()
     for row in held_slots(connection, OPEN_RUNS):
         used[row.experiment_id] += len(msgspec.json.decode(row.slot_ids))

@@ -17,93 +17,91 @@ __all__ = [
 
 
 class Job(Resource, frozen=True):
-    """An experiment in the queue."""
+    """Experiment in the queue."""
 
     experiment_id: int
-    """Which one."""
+    """Id of the experiment."""
     name: str
-    """Its name."""
+    """Name of the experiment."""
     state: ExperimentState
-    """Where it stands."""
+    """State of the experiment."""
     pool: str
-    """The resource pool in which it waits."""
+    """Resource pool."""
     place: int
-    """Place in the queue of its pool, from 1."""
+    """Position in the queue of its pool, from 1."""
     priority: int
-    """1 to 99; the smallest is the first to run, unless the pool's policy is `fifo`."""
+    """1 to 99; smaller values run first, unless the pool's policy is `fifo`."""
     weight: float
-    """Its share of the slots, in a pool with the policy `fair_share`."""
+    """Weight of its share of the slots in a pool with the policy `fair_share`."""
     max_slots: int | None
-    """Most slots that its trials may hold together."""
+    """Maximum number of slots that its trials may hold together."""
     queue_time: int | None
-    """Seconds after which it ends if no trial of it has had slots."""
+    """Seconds after which it fails if none of its trials got slots."""
     labels: list[str]
-    """Its labels; a quota may name one."""
+    """Labels; quotas may refer to them."""
     slots_per_trial: int
-    """What one trial of it needs in the pool."""
+    """Number of slots of each trial in the pool."""
     host_slots: int
-    """Slots of its hostfile's machines on which a trial has its ranks, started from the pool's; 0
-    without a hostfile."""
+    """Number of slots of each trial on the machines of a hostfile; 0 without a hostfile."""
     running_trials: int
-    """Those that hold slots."""
+    """Number of trials that hold slots."""
     queued_trials: int
-    """Those that wait for slots."""
+    """Number of trials that wait for slots."""
     held_slots: int
-    """Slots of the pool that its runs hold."""
+    """Number of slots of the pool that its runs hold."""
     waiting_reason: str | None
-    """Why its next trial waits, whether or not others run; null when none waits."""
+    """Why its next trial waits, even if others run; null if none waits."""
     fewer_reason: str | None
-    """Which of its trials runs on fewer slots than it was made for, and whether it leaves for more;
-    null when none does."""
+    """Message about its first trial that runs on fewer slots than requested; null if none does."""
     created_at: Time
-    """When it was submitted."""
+    """Time of submission."""
 
 
 class JobAnswer(Resource, frozen=True):
-    """One job."""
+    """Response with one job."""
 
     job: Job
 
 
 class JobPage(Resource, frozen=True):
-    """The queue, the first to run first."""
+    """Queue in the order of execution."""
 
     jobs: list[Job]
     next_after: None = None
 
 
 class PoolAnswer(Resource, frozen=True):
-    """One pool."""
+    """Response with one pool."""
 
     pool: Pool
 
 
 class PoolPage(Resource, frozen=True):
-    """All pools."""
+    """Response with all pools."""
 
     pools: list[Pool]
     next_after: None = None
 
 
 class Quota(Resource, frozen=True):
-    """Most slots that some jobs may hold together."""
+    """Maximum number of slots that some jobs may hold together."""
 
     group: str
     """`pool:NAME` or `label:NAME`."""
     max_slots: int
-    """The limit."""
+    """Maximum number of slots."""
     held_slots: int
-    """Slots that such jobs hold now."""
+    """Number of slots that these jobs hold now."""
 
 
 class QuotaAnswer(Resource, frozen=True):
-    """One quota."""
+    """Response with one quota."""
 
     quota: Quota
 
 
 class QuotaPage(Resource, frozen=True):
-    """All quotas."""
+    """Response with all quotas."""
 
     quotas: list[Quota]
     next_after: None = None

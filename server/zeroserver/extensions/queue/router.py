@@ -70,7 +70,7 @@ async def _job(services: Services, experiment_id: int) -> JobAnswer:
 
 
 async def _write(services: Services, job: Callable[[UnitOfWork], None]) -> None:
-    """Run a change and schedule jobs."""
+    """Run a job of the writer, then schedule."""
 
     def both(work: UnitOfWork) -> None:
         job(work)
@@ -80,7 +80,7 @@ async def _write(services: Services, job: Callable[[UnitOfWork], None]) -> None:
 
 
 class JobPatch(BaseModel):
-    """Changes of a job; fields that are left out stay unchanged."""
+    """Changes of a job; omitted fields stay unchanged."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -100,7 +100,7 @@ async def patch_job(services: ServicesDep, experiment_id: IdPath, patch: JobPatc
 
 
 class Move(BaseModel):
-    """Target of a move: one of the two."""
+    """Target of a move; exactly one field must be set."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -117,7 +117,7 @@ class Move(BaseModel):
 
 @router.post("/jobs/{experiment_id}/move")
 async def move_job(services: ServicesDep, experiment_id: IdPath, move: Move) -> JobAnswer:
-    """Put a job directly ahead of another one of its pool, or behind it, at that one's priority."""
+    """Move a job directly ahead of or behind another one of its pool, with the same priority."""
     anchor = move.ahead_of or move.behind or 0
     side: Literal["ahead", "behind"] = "ahead" if move.ahead_of is not None else "behind"
     await _write(services, lambda work: QueueService(work).move(experiment_id, anchor, side))
@@ -150,7 +150,7 @@ async def put_pool(services: ServicesDep, name: Name, body: PoolPut) -> PoolAnsw
 
 @router.get("/quotas")
 async def list_quotas(services: ServicesDep) -> QuotaPage:
-    """List the quotas, and the slots in use of each."""
+    """List the quotas and their slots in use."""
     return await services.read(lambda connection: QuotaPage(quotas=quota_list(connection)))
 
 
@@ -167,7 +167,7 @@ class QuotaPut(BaseModel):
 
 @router.put("/quotas/{kind}/{name:path}")
 async def put_quota(services: ServicesDep, kind: Kind, name: Name, body: QuotaPut) -> QuotaAnswer:
-    """Limit the slots that all jobs of a pool, or all jobs with a label, use."""
+    """Limit the number of slots of all jobs in a pool or with a label."""
     await _write(services, lambda work: QueueService(work).set_quota(kind, name, body.max_slots))
     items: Any = await services.read(quota_list)
     return QuotaAnswer(next(quota for quota in items if quota.group == f"{kind}:{name}"))
@@ -175,6 +175,6 @@ async def put_quota(services: ServicesDep, kind: Kind, name: Name, body: QuotaPu
 
 @router.delete("/quotas/{kind}/{name:path}", status_code=204)
 async def delete_quota(services: ServicesDep, kind: Kind, name: Name) -> Response:
-    """Remove a limit."""
+    """Remove a quota."""
     await _write(services, lambda work: QueueService(work).remove_quota(kind, name))
     return Response(status_code=204)

@@ -1,4 +1,4 @@
-"""Queue settings: priority, order, pools and quotas."""
+"""Settings of the queue: priority, order, pools and quotas."""
 
 from typing import Any, Literal
 
@@ -21,20 +21,20 @@ from zeroserver.store.schema import experiments, pools, quotas
 __all__ = ["KINDS", "JobChange", "QueueService"]
 
 KINDS = ("pool", "label")
-"""What a quota may name; an experiment's own is its ``resources.max_slots``."""
+"""Kinds of groups with quotas; ``resources.max_slots`` limits a single experiment."""
 _STEP = 1024.0
-"""Between two jobs that were never moved, after a renumbering."""
+"""Distance between the positions of two jobs."""
 _LABEL_CHARACTERS = 255
 
 
 class JobChange(msgspec.Struct, frozen=True):
-    """What may be changed of a job; None leaves it as it is."""
+    """Changes of a job; None keeps a value."""
 
     priority: int | None = None
     weight: float | None = None
     max_slots: int | None = None
     unlimited: bool = False
-    """Take ``max_slots`` away."""
+    """Remove ``max_slots``."""
 
 
 class QueueService(Service):
@@ -72,7 +72,7 @@ class QueueService(Service):
         anchor_id: int,
         side: Literal["ahead", "behind"],
     ) -> None:
-        """Move a job directly ahead of or behind another of its pool, at that one's priority.
+        """Move a job directly ahead of or behind another of its pool, with the same priority.
 
         Raises:
             NotFoundError: If there is no such experiment.
@@ -104,7 +104,7 @@ class QueueService(Service):
     def _between(
         self, job: ExperimentRow, anchor: ExperimentRow, side: Literal["ahead", "behind"]
     ) -> float | None:
-        """Find a place next to ``anchor``; None if the numbers leave no room."""
+        """Return a position next to ``anchor``; None if no number is left there."""
         columns = experiments.c
         position: float = anchor.position
         ahead = side == "ahead"
@@ -121,7 +121,7 @@ class QueueService(Service):
         return middle if middle not in {position, neighbour} else None
 
     def _renumber(self, pool: str) -> None:
-        """Renumber the positions of a pool's jobs with integers, in their order."""
+        """Renumber the positions of a pool's jobs, keeping their order."""
         query = select(experiments.c.id).where(experiments.c.pool == pool)
         order = query.order_by(experiments.c.position, experiments.c.id)
         for number, experiment_id in enumerate(self.work.connection.scalars(order).all(), 1):
@@ -160,10 +160,10 @@ class QueueService(Service):
         self.work.connection.execute(pools.insert().values(name=name, policy=policy.value))
 
     def set_quota(self, kind: str, name: str, max_slots: int) -> None:
-        """Limit the slots that the jobs of a pool, or those with a label, hold together.
+        """Limit the number of slots that the jobs of a pool or with a label hold together.
 
         Raises:
-            ConfigError: If nothing can be called so.
+            ConfigError: If the name is invalid.
         """
         if problem := text_problem(name):
             raise ConfigError("quota", [f"{kind}: {problem}"])
@@ -189,7 +189,7 @@ def _group(kind: str, name: str) -> str:
     """Return the name of a group.
 
     Raises:
-        ConfigError: If nothing can be called so.
+        ConfigError: If the name is invalid.
     """
     try:
         if kind == "pool":

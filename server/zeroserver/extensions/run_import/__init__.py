@@ -1,1 +1,1 @@
-"""Import of runs that had no server: `zerolab import`."""
+"""Import of runs without a server: `zerolab import`."""

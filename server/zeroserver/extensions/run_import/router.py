@@ -26,8 +26,8 @@ _METRICS_FILE = {
 
 @router.post("/import", status_code=201, openapi_extra=_METRICS_FILE)
 async def import_metrics(request: Request) -> ExperimentAnswer:
-    """Import the metrics file of a run without a server as an experiment that has ended."""
-    # The client's HTTP library comes with it, which a server that only starts can do without.
+    """Import the metrics file of a run without a server as an ended experiment."""
+    # Imported here, since it loads the client's HTTP library, which startup does not need.
     from zeroserver.extensions.run_import.service import import_run, parse
 
     services, content = services_of(request), await request.body()

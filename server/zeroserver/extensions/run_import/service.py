@@ -26,27 +26,27 @@ from zeroserver.store.schema import experiments, trials
 __all__ = ["MetricsLog", "import_run", "parse"]
 
 _CHUNK = 4_000
-"""Values that one job of the writer stores."""
+"""Number of values that one transaction stores."""
 
 Write = Callable[[Callable[[DomainTransaction], Any]], Awaitable[Any]]
 
 
 class _Rows(NamedTuple):
-    """Columns of the experiment and of its trial, without ids."""
+    """Columns of the experiment and its trial, without ids."""
 
     experiment: dict[str, Any]
     trial: dict[str, Any]
 
 
 class MetricsLog(msgspec.Struct, frozen=True):
-    """The content of a metrics file."""
+    """Content of a metrics file."""
 
     header: MetricsHeader
     records: list[Record]
 
 
 def parse(content: bytes) -> MetricsLog:
-    """Read a metrics file: a header, then one record a line.
+    """Parse a metrics file: a header, then one record per line.
 
     A last line that was cut, since its writer died, is left out.
 
@@ -73,7 +73,9 @@ def _header(content: bytes) -> MetricsHeader:
 def _records(content: bytes) -> Iterator[Record]:
     decoder = msgspec.json.Decoder(Record)
     lines = content.split(b"\n")
-    for number, line in enumerate(lines[1:-1], start=2):  # behind the last \n: nothing, or a cut
+    for number, line in enumerate(
+        lines[1:-1], start=2
+    ):  # after the last \n: nothing, or a truncated
         try:
             record = decoder.decode(line)
             check_times([record.time])
@@ -85,17 +87,17 @@ def _records(content: bytes) -> Iterator[Record]:
 
 
 async def import_run(write: Write, log: MetricsLog) -> int:
-    """Store a run's metrics as an experiment of their own; return its id.
+    """Store a run's metrics as a new experiment; return its id.
 
     The points are stored a few thousand at a time, so that others get their turn in between. They
     belong to a trial that nobody sees before all are there.
 
     Args:
-        write: Runs a job of the orchestrator and waits for its commit.
-        log: What to store.
+        write: Function that runs a job of the orchestrator and waits for its commit.
+        log: Content of the metrics file.
 
     Raises:
-        ConfigError: If a record holds what cannot be stored; then nothing is.
+        ConfigError: If a record has an invalid value; nothing is stored then.
     """
     rows = await asyncio.to_thread(_rows, log)
     ids: tuple[int, int] = await write(lambda work: RunImport(work).reserve(rows))
@@ -109,7 +111,7 @@ async def import_run(write: Write, log: MetricsLog) -> int:
             await write(store)
         await write(lambda work: RunImport(work).publish(rows, experiment_id, trial_id))
     except BaseException:
-        with suppress(StoreError):  # the next start of the server does it then
+        with suppress(StoreError):  # the next start of the server deletes them
             await write(lambda work: RunImport(work).forget(trial_id))
         raise
     return experiment_id
@@ -135,7 +137,7 @@ class RunImport(Service):
     orphans = Uses(OrphanService)
 
     def reserve(self, rows: _Rows) -> tuple[int, int]:
-        """Return ids of an experiment and a trial that no others will have."""
+        """Reserve unused ids of an experiment and a trial."""
         connection = self.work.connection
         insert = experiments.insert().values(rows.experiment).returning(experiments.c.id)
         experiment_id = int(connection.execute(insert).scalar_one())
@@ -159,7 +161,7 @@ class RunImport(Service):
         store_points(self.work, trial_id, new)
 
     def publish(self, rows: _Rows, experiment_id: int, trial_id: int) -> None:
-        """Store the experiment and its trial, whose points are all stored."""
+        """Store the experiment and its trial, after all points."""
         best = None if rows.experiment["best_validation"] is None else trial_id
         experiment = {**rows.experiment, "id": experiment_id, "best_trial_id": best}
         self.work.connection.execute(experiments.insert().values(experiment))
@@ -169,13 +171,13 @@ class RunImport(Service):
         self.work.touch("experiment", experiment_id, experiment_id)
 
     def forget(self, trial_id: int) -> None:
-        """Delete the points of an import that failed."""
+        """Delete the points of a failed import."""
         self.orphans.forget_points(trial_id)
         self.work.then.append(lambda: self._importing.discard(trial_id))
 
 
 def _rows(log: MetricsLog) -> _Rows:
-    """Return the columns of the experiment and of its trial, with what the records add up to."""
+    """Return the columns of the experiment and its trial, aggregated from the records."""
     config: Mapping[str, Any] = log.header.config
     metrics = [record for record in log.records if isinstance(record, MetricsRecord)]
     block = config.get("searcher")
@@ -224,6 +226,6 @@ def _rows(log: MetricsLog) -> _Rows:
 
 
 def _usual_metric(metrics: Sequence[MetricsRecord]) -> str:
-    """Return ``loss`` where a validation has it, else nothing."""
+    """Return ``loss`` if a validation has it, else an empty text."""
     has_loss = any(record.group == "validation" and "loss" in record.values for record in metrics)
     return "loss" if has_loss else ""

@@ -21,7 +21,7 @@ class Preview:
     outline: str
     """Short description of the trials."""
     unit: Literal["batches", "epochs"] | None
-    """Unit of all lengths; None when trials decide by themselves how long they train."""
+    """Unit of all lengths; None if trials determine their lengths."""
     lengths: dict[int, int]
     """Length to the number of trials that end there; empty when the searcher cannot estimate it."""
     most_length: int | None
@@ -78,7 +78,7 @@ def estimate_search(
         config: The experiment file.
         seconds_per_batch: Duration of one batch of a trial, for a search that counts batches.
         seconds_per_epoch: Duration of one epoch, for a search that counts epochs.
-        like: The experiment from which the time is known.
+        like: Experiment from which the duration was taken.
 
     Raises:
         ConfigError: If a time has another unit than the search.

@@ -1,4 +1,4 @@
-"""Estimate of a search's trials and cost (dry run)."""
+"""Route that estimates a search's trials and cost (dry run)."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,7 +18,7 @@ from zeroserver.services import ServicesDep
 from zeroserver.store.rows import ExperimentRow, find_row, read_rows
 from zeroserver.store.schema import experiments, metric_keys, points, runs, trials
 
-if TYPE_CHECKING:  # loaded when the first experiment comes
+if TYPE_CHECKING:  # imported with the first experiment
     from zerolab.config.experiment.experiment_config import ExperimentConfig
 
 __all__ = ["PreviewAnswer", "PreviewLength", "SearchPreview", "router"]
@@ -27,8 +27,8 @@ router = resource_router("/api/v1/experiments", "search")
 
 ACCESS["POST /api/v1/experiments/preview"] = USER
 
-_LOOKED_AT = 100
-"""How many experiments are looked through for one that is like the file's."""
+_MAX_CANDIDATES = 100
+"""Maximum number of experiments searched for a similar one."""
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -62,12 +62,11 @@ class SearchPreview(Resource, frozen=True):
     seconds_per_unit: float | None
     """Time of one batch or one epoch; null if unknown."""
     like: int | None
-    """Experiment that this time is taken from; null if it was given."""
+    """Experiment from which this time was taken; null if it was given."""
     slot_hours: float | None
-    """What all trials hold together, for `total_length`; null when a time or a length is
-    unknown."""
+    """Slot hours of all trials for `total_length`; null if a time or length is unknown."""
     most_slot_hours: float | None
-    """The same for `most_length`."""
+    """Slot hours of all trials for `most_length`; null if unknown."""
     premise: str | None
     """Assumption of the estimate; null if it is exact or unknown."""
     warnings: list[str]
@@ -86,14 +85,14 @@ class PreviewOf(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     config: dict[str, Any]
-    """The experiment file."""
+    """Content of the experiment file."""
     seconds_per_batch: Seconds | None = None
-    """For a search that counts in batches."""
+    """Duration of a batch, for a search in batches."""
     seconds_per_epoch: Seconds | None = None
-    """For a search that counts in epochs."""
+    """Duration of an epoch, for a search in epochs."""
     like: Annotated[int, Field(ge=1, le=MAX_ID)] | None = None
-    """An experiment whose trials took as long; without it and a time, the newest that has the same
-    entrypoint and slots."""
+    """Experiment whose trials took as long. Default without a duration: the newest experiment with
+    the same entrypoint and slots."""
 
 
 @router.post("/preview")
@@ -101,7 +100,7 @@ async def preview_search(services: ServicesDep, request: PreviewOf) -> PreviewAn
     """Estimate the trials of a search, their lengths and their cost (dry run)."""
 
     def read(connection: Connection) -> PreviewAnswer:
-        # Imported here: a server starts without the configuration.
+        # Imported here, since startup does not need the configuration.
         from zerolab.config.experiment.experiment_config import load_experiment
         from zeroserver.extensions.search_preview.estimate import estimate_search
 
@@ -124,7 +123,9 @@ async def preview_search(services: ServicesDep, request: PreviewOf) -> PreviewAn
         if like is not None and seconds is not None:
             is_epochs = config.searcher.unit == "epochs"
             times = {"seconds_per_epoch" if is_epochs else "seconds_per_batch": seconds}
-            if config.resources.hostfile and like.host_slots != "[]":  # which no file shows here
+            if (
+                config.resources.hostfile and like.host_slots != "[]"
+            ):  # the hostfile's content is not known here
                 slots = count_host_slots(like.host_slots)
                 resources = config.resources.model_copy(update={"slots_per_trial": slots})
                 config = config.model_copy(update={"resources": resources})
@@ -158,7 +159,7 @@ def _alike(
         select(experiments)
         .where(experiments.c.slots == slots, experiments.c.started_at.is_not(None))
         .order_by(experiments.c.id.desc())
-        .limit(_LOOKED_AT)
+        .limit(_MAX_CANDIDATES)
     )
     for row in read_rows(connection, ExperimentRow, query):
         stored = msgspec.json.decode(row.config)
@@ -169,7 +170,7 @@ def _alike(
 
 
 def _hosts(config: Mapping[str, Any]) -> list[Any]:
-    """Return the keys that select the machines of a hostfile."""
+    """Return the settings that select the machines of a hostfile."""
     resources = config.get("resources", {})
     return [resources.get(key) or None for key in ("hostfile", "include", "exclude")]
 
@@ -177,7 +178,7 @@ def _hosts(config: Mapping[str, Any]) -> list[Any]:
 def _seconds(
     connection: Connection, experiment_id: int, unit: str | None, now: float
 ) -> float | None:
-    """Return the seconds per batch or epoch of an experiment's trials; None without any."""
+    """Return the seconds per batch or epoch of an experiment's trials; None if unknown."""
     used = func.sum(func.coalesce(runs.c.ended_at, now) - runs.c.started_at)
     query = select(used).where(
         runs.c.experiment_id == experiment_id, runs.c.started_at.is_not(None)

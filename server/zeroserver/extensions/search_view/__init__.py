@@ -1,1 +1,1 @@
-"""View of a search: its rungs, and the trials that are evaluated at them."""
+"""View of a search: its rungs and the trials evaluated at them."""
