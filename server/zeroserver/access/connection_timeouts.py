@@ -199,7 +199,7 @@ def limited_protocol(shared_limits: ConnectionLimits) -> type[HttpToolsProtocol]
 
 
 def raise_file_limit() -> int:
-    """Raise the limit of open files as far as permitted; return the new limit."""
+    """Raise the limit of open files to the permitted maximum; return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     new_limit = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if new_limit > soft:

@@ -295,7 +295,7 @@ def find_row(connection: Connection, kind: type[R], row_id: int | str) -> R:
 
 
 def read_row(connection: Connection, kind: type[R], query: Select[Any]) -> R | None:
-    """Return the single row of a query on a table; None if there is none."""
+    """Return the single row of a query on a table; None if it is empty."""
     row = connection.execute(query).one_or_none()
     return None if row is None else kind(*row)
 

@@ -176,7 +176,7 @@ class QueueService(Service):
         """Remove a quota.
 
         Raises:
-            NotFoundError: If there is none.
+            NotFoundError: If there is no such quota.
         """
         group = f"{kind}:{name}"
         removed = self.work.connection.execute(delete(quotas).where(quotas.c.group_name == group))
