@@ -1,8 +1,8 @@
 """Small files shared by processes: written atomically, private if needed."""
 
-import fcntl
 import os
 import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -79,12 +79,15 @@ def create_private(path: Path, content: bytes) -> bool:
     return True
 
 
-def lock_file(path: Path, *, wait: bool = False) -> BinaryIO:
-    """Open a file that no other process can lock until it is closed; create it if it is missing.
+def lock_file(path: Path, *, wait: bool = False) -> AbstractContextManager[object]:
+    """Lock a file until the returned context ends; create it if it is missing.
+
+    On a file system without locks the existence of a second file stands for the lock, with a
+    warning.
 
     Args:
         path: The file; only its owner can read a new one.
-        wait: Wait until the other process has closed it.
+        wait: Wait until the other process has released it.
 
     Raises:
         BlockingIOError: If another process holds the lock and ``wait`` is false.
@@ -95,13 +98,12 @@ def lock_file(path: Path, *, wait: bool = False) -> BinaryIO:
         with lock_file(home / "server.lock"):
             ...  # one process at a time
     """
-    file = append_private(path)
+    import filelock  # 5 ms, which most commands need not spend
+
     try:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
-        file.close()
-        raise
-    return file
+        return filelock.FileLock(path, mode=0o600).acquire(timeout=-1 if wait else 0)
+    except filelock.Timeout as error:
+        raise BlockingIOError(f"another process holds {path}") from error
 
 
 def append_private(path: Path) -> BinaryIO:
