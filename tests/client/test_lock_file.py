@@ -27,11 +27,11 @@ def test_second_process_is_refused(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(BlockingIOError, match="x.lock"):
+        with pytest.raises(BlockingIOError, match="another process holds"):
             lock_file(path)
         holder.communicate()
     with lock_file(path):
-        assert os.stat(path).st_mode & 0o777 == 0o600
+        assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,8 +40,11 @@ def test_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(fcntl, "flock", missing)
     path = tmp_path / "x.lock"
-    with pytest.warns(UserWarning, match="flock"), lock_file(path):
-        with pytest.raises(BlockingIOError):
-            lock_file(path)
+    with (
+        pytest.warns(UserWarning, match="flock"),
+        lock_file(path),
+        pytest.raises(BlockingIOError),
+    ):
+        lock_file(path)
     with pytest.warns(UserWarning, match="flock"), lock_file(path):
         pass
