@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,6 @@ from zerolab.contract.outcome import Outcome, read_outcome
 from zerolab.contract.spec import EXIT_PREEMPTED, Nodes, read_run_spec, write_run_spec
 from zerolab.launcher.local import ForkServer
 from zerolab.launcher.process import start_launcher
-from zerolab.linux import free_port
 
 pytestmark = pytest.mark.processes
 
@@ -47,13 +47,17 @@ def test_sigterm_to_new_forked_launcher(tmp_path: Path) -> None:
 
 def test_sigterm_while_waiting_for_machine(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "print('began')")
-    nodes = Nodes((1, 1), 1, "127.0.0.1", free_port())  # no server there
-    write_run_spec(msgspec.structs.replace(read_run_spec(folder.spec), nodes=nodes), folder.spec)
-    process = start_launcher(folder, ENVIRONMENT)
-    until("it notes SIGTERM", lambda: catches_sigterm(process.pid))
-    until("it waits", lambda: not catches_sigterm(process.pid))
-    os.kill(process.pid, signal.SIGTERM)
-    assert code_of(process) == -signal.SIGTERM
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # a machine that never answers
+        silent.settimeout(DEADLINE_S)
+        nodes = Nodes((1, 1), 1, "127.0.0.1", silent.getsockname()[1])
+        spec = msgspec.structs.replace(read_run_spec(folder.spec), nodes=nodes)
+        write_run_spec(spec, folder.spec)
+        process = start_launcher(folder, ENVIRONMENT)
+        connection, _ = silent.accept()
+        with connection:
+            assert not catches_sigterm(process.pid)
+            os.kill(process.pid, signal.SIGTERM)
+            assert code_of(process) == -signal.SIGTERM
     assert read_outcome(folder.path) is None
 
 
