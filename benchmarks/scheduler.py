@@ -22,7 +22,7 @@ from zerolab.scheduler import AgentSlots, Allocation, Cluster, Job, Request, sch
 from zeroserver.event_journal import Hub, Journal
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
-from zeroserver.services import settle_memory
+from zeroserver.services import freeze_startup_objects
 from zeroserver.settings import Settings
 from zeroserver.store.database import Database, Transaction
 from zeroserver.store.engine_factory import sqlite_url
@@ -171,7 +171,7 @@ def pass_ms(kind: str, jobs: int, rounds: int) -> Cpu:
         orchestrator = Orchestrator(Settings(home=home.path), home, Journal(Hub()))
         try:
             database.write_now(lambda transaction: fill(transaction, kind, jobs))
-            settle_memory()  # as the server does when it has started
+            freeze_startup_objects()  # as the server does when it has started
             return database.write_now(
                 lambda transaction: cpu_ms(
                     UnitOfWork(orchestrator, transaction).scheduling.schedule, rounds

@@ -17,7 +17,7 @@ from benchmarks.gpu.cases import Cases, parse_step
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [
     "tests/engine/test_cuda.py",
-    "tests/engine/module/test_activation_checkpointing.py",
+    "tests/engine/builder/test_activation_checkpointing.py",
     "tests/trial/test_on_gpu.py",
     "tests/trial/test_ranks_on_gpus.py",
 ]
