@@ -228,7 +228,7 @@ def test_empty_loader_is_rejected() -> None:
         def __iter__(self) -> Iterator[int]:
             return iter(())
 
-    with pytest.raises(TrialError, match="gave no micro-batch at all"):
+    with pytest.raises(TrialError, match="returned no micro-batch"):
         draw(Endless(), 1, checked=False)
 
 

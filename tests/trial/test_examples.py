@@ -76,7 +76,7 @@ def test_example_is_a_valid_experiment(name: str, file: str) -> None:
 
 
 def test_skeleton_of_trial_api_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (EXAMPLES.parent / "docs" / "trial_api.md").read_text()
+    text = (EXAMPLES.parent / "docs" / "reference" / "trial_api.md").read_text()
     code, experiment, engine = (
         re.search(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE).group(1)
         for language in ("python", "yaml", "json")

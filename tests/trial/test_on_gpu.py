@@ -1,4 +1,4 @@
-"""Tests around the engine that need a GPU; see docs/gpu.md."""
+"""Tests around the engine that need a GPU; see docs/contribute/gpu.md."""
 
 import os
 import random

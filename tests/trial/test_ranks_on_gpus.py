@@ -1,4 +1,4 @@
-"""GPUs of ranks: selection, rendezvous, random state and broadcasts; see docs/gpu.md."""
+"""GPUs of ranks: selection, rendezvous, random state and broadcasts; see docs/contribute/gpu.md."""
 
 import math
 import os

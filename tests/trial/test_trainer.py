@@ -29,16 +29,15 @@ def _standalone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def fit(**options):
+    """Return the result of a fit and its trial."""
     with zerotrial.init(hparams={"accumulation": 2, "samples": 20}, seed=3) as context:
         trial = LineTrial(context)
         return Trainer(trial, context).fit(**options), trial
 
 
 def test_script_trains_and_writes_metrics_file(tmp_path: Path) -> None:
-    stop_reason, trial = fit(
-        max_length=Epoch(2), reporting_period=Batch(1), checkpoint_policy="none"
-    )
-    assert stop_reason is StopReason.FINISHED
+    result, trial = fit(max_length=Epoch(2), reporting_period=Batch(1), checkpoint_policy="none")
+    assert result.stop_reason is StopReason.FINISHED
     assert len(trial.seen) == 20
     run = tmp_path / "zerolab_run"
     assert sorted(metrics(run, "training")) == list(range(1, 11))
@@ -74,7 +73,7 @@ def test_each_fit_is_its_own_run(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert sorted(metrics(second, "training")) == [1, 2, 3]
     saved = last_checkpoint(second)
     assert saved.steps_completed == 3
-    assert f"checkpoint  {second}/checkpoints/{saved.uuid}" in caplog.text
+    assert f"checkpoint  zerolab_run-2/checkpoints/{saved.uuid}" in caplog.text
     assert len(records(first, "header")) == len(records(second, "header")) == 1
 
 
@@ -134,12 +133,12 @@ def test_script_prints_progress_and_result_paths(
     )
     run = tmp_path / "zerolab_run"
     output = done.stderr
-    assert f"training begins: 5 batches in all; metrics and checkpoints go to {run}" in output
+    assert "training 5 batches, results in zerolab_run\n" in output
     assert "batch 5 of 5  loss " in output
-    assert "validation after batch 5: " in output
-    assert f"metrics     {run}/metrics.jsonl" in output
-    assert f"checkpoint  {run}/checkpoints/{last_checkpoint(run).uuid}" in output
-    assert f"zerolab up && zerolab import {run}/metrics.jsonl" in output
+    assert "batch 5  validation  validation_loss " in output
+    assert "metrics     zerolab_run/metrics.jsonl" in output
+    assert f"checkpoint  zerolab_run/checkpoints/{last_checkpoint(run).uuid}" in output
+    assert "zerolab up && zerolab import zerolab_run/metrics.jsonl" in output
     assert done.stdout.splitlines() == ["rank 0 of 1 5"]
 
 
@@ -177,7 +176,7 @@ def test_unfinished_checkpoint_of_running_script_is_kept(tmp_path: Path) -> None
 
 
 def test_fit_argument_errors(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="max_length: is missing; say how far to train"):
+    with pytest.raises(ConfigError, match="max_length: is missing; set the length of training"):
         fit()
     with pytest.raises(ConfigError, match="checkpoint_policy: must be best, all or none"):
         fit(max_length=Batch(1), checkpoint_policy="some")
@@ -187,7 +186,7 @@ def test_fit_argument_errors(tmp_path: Path) -> None:
         fit(max_length=Batch(1), latest_checkpoint="nowhere")
     with pytest.raises(NotFoundError, match="not found in"):
         fit(max_length=Batch(1), latest_checkpoint="00000000-0000-0000-0000-000000000000")
-    assert fit(max_length=Batch(1), latest_checkpoint="latest")[0] is StopReason.FINISHED
+    assert fit(max_length=Batch(1), latest_checkpoint="latest")[0] == StopReason.FINISHED
 
 
 def test_auto_values_use_hparams_within_context() -> None:

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from zerotrial.engine.builder.build import initialize
     from zerotrial.engine_view import ModelParallelUnit
     from zerotrial.extensions import samplers
+    from zerotrial.extensions.full_weights.export import read_weights
     from zerotrial.extensions.metric_reducers import MetricReducer
     from zerotrial.extensions.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
     from zerotrial.extensions.scripts import add_config_arguments, init_distributed
+    from zerotrial.loop.fit_result import FitResult
     from zerotrial.loop.stop_reason import Ending, StopReason
     from zerotrial.loop.units import Batch, Epoch
     from zerotrial.ranks import Distributed
@@ -32,6 +34,7 @@ _EXPORTS = {
     "Distributed": "zerotrial.ranks",
     "Ending": "zerotrial.loop.stop_reason",
     "Epoch": "zerotrial.loop.units",
+    "FitResult": "zerotrial.loop.fit_result",
     "InvalidHP": "zerotrial.trial",
     "MetricReducer": "zerotrial.extensions.metric_reducers",
     "LayerSpec": "zerotrial.extensions.pipeline.layers",
@@ -50,6 +53,7 @@ _EXPORTS = {
     "init_distributed": "zerotrial.extensions.scripts",
     "initialize": "zerotrial.engine.builder.build",
     "overwrite_deepspeed_config": "zerolab.config.engine.reader",
+    "read_weights": "zerotrial.extensions.full_weights.export",
     "samplers": "zerotrial.extensions.samplers",
     "to_device": "zerotrial.data.devices",
 }
@@ -62,6 +66,7 @@ __all__ = [
     "Distributed",
     "Ending",
     "Epoch",
+    "FitResult",
     "InvalidHP",
     "LayerSpec",
     "MetricReducer",
@@ -80,6 +85,7 @@ __all__ = [
     "init_distributed",
     "initialize",
     "overwrite_deepspeed_config",
+    "read_weights",
     "samplers",
     "to_device",
 ]

@@ -20,30 +20,54 @@ class Callback:
     ``ZeroTrial.build_callbacks``. Checkpoints store their ``state_dict`` under that name.
 
     Example:
-        >>> class PrintEpochs(Callback):
+        >>> class PrintEpochs(zerotrial.Callback):
         ...     def on_training_epoch_end(self, epoch_idx):
         ...         print(f"epoch {epoch_idx} finished")
+        >>> class MyTrial(zerotrial.ZeroTrial):
+        ...     def build_callbacks(self):
+        ...         return {"print_epochs": PrintEpochs()}
     """
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-        """Run first, with the batches completed and the checkpoint to resume from."""
+        """Run first, before data loaders and checkpoints are loaded.
+
+        Args:
+            first_batch_idx: Batches completed before this run.
+            checkpoint_uuid: Checkpoint to resume from; None at the first start.
+        """
 
     def on_trial_shutdown(self) -> None:
         """Run last, also after an error."""
 
     def on_training_start(self) -> None:
-        """Run before the first batch of this run, after a checkpoint has been loaded."""
+        """Run before the first batch of this run.
+
+        A checkpoint to resume from has been loaded.
+        """
 
     def on_training_epoch_start(self, epoch_idx: int) -> None:
-        """Run before the first batch of an epoch."""
+        """Run before the first batch of an epoch.
+
+        Args:
+            epoch_idx: Index of the epoch, from 0.
+        """
 
     def on_training_epoch_end(self, epoch_idx: int) -> None:
-        """Run after the last batch of an epoch."""
+        """Run after the last batch of an epoch.
+
+        Args:
+            epoch_idx: Index of the epoch, from 0.
+        """
 
     def on_training_workload_end(
         self, avg_metrics: dict[str, float], batch_metrics: list[dict[str, float]]
     ) -> None:
-        """Run after training metrics were averaged over the ranks, before they are reported."""
+        """Run after each reporting period, before its metrics are reported.
+
+        Args:
+            avg_metrics: Metrics averaged over the period's batches and all ranks.
+            batch_metrics: Metrics of each batch, averaged over the ranks.
+        """
 
     def on_validation_start(self) -> None:
         """Run before a validation."""
@@ -52,29 +76,62 @@ class Callback:
         """Run before the pass over the validation data."""
 
     def on_validation_epoch_end(self, outputs: list[Any]) -> None:
-        """Run after the pass, with the results of ``evaluate_batch`` on this rank."""
+        """Run after the pass over the validation data.
+
+        Args:
+            outputs: Results of ``evaluate_batch`` on this rank, one per micro-batch.
+        """
 
     def on_validation_end(self, metrics: dict[str, float]) -> None:
-        """Run after a validation, with its reduced metrics."""
+        """Run after a validation, with its reduced metrics.
+
+        Args:
+            metrics: Reduced metrics, the same on every rank.
+        """
 
     def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-        """Run before this rank's state is restored; ``checkpoint`` has its counters."""
+        """Run before this rank's state is restored.
+
+        Args:
+            checkpoint: Copy of the checkpoint's counters, such as ``steps_completed``.
+        """
 
     def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-        """Run before a checkpoint is written; ``checkpoint`` has its counters."""
+        """Run before a checkpoint is written.
+
+        Args:
+            checkpoint: Copy of the loop's counters, such as ``steps_completed``. Use
+                :meth:`state_dict` to store more.
+        """
 
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        """Run after all files of a checkpoint are written, before it is published."""
+        """Run after the files of a checkpoint are written, before its publication.
+
+        Args:
+            checkpoint_dir: Directory of the files; files that you add belong to the checkpoint.
+        """
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
-        """Run after a checkpoint is complete in the storage."""
+        """Run after a checkpoint is complete in the storage.
+
+        Args:
+            uuid: The checkpoint.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return state for a checkpoint: tensors, numbers, strings, and lists and dicts of them."""
+        """Return the callback's state for a checkpoint.
+
+        Returns:
+            Tensors, numbers, strings, and lists and dicts of them. Empty by default.
+        """
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state that :meth:`state_dict` returned."""
+        """Restore the state that :meth:`state_dict` returned.
+
+        Args:
+            state_dict: Saved state of the callback with the same name.
+        """
 
 
 class CallbackList:

@@ -40,6 +40,11 @@ class ZeroTrialContext(NamesReplacements):
     Args:
         spec: Specification of the run that this process belongs to.
         distributed: Ranks of the run.
+
+    Example:
+        >>> with zerotrial.init(hparams={"lr": 0.1}) as context:
+        ...     context.get_hparam("lr"), context.device.type, context.distributed.size
+        (0.1, 'cpu', 1)
     """
 
     def __init__(self, spec: RunSpec, distributed: Distributed) -> None:
@@ -80,6 +85,14 @@ class ZeroTrialContext(NamesReplacements):
 
         Raises:
             TrialError: If it is not an engine, or is wrapped already.
+
+        Example:
+            >>> config = {"train_batch_size": 8, "optimizer": {"type": "Adam"}}
+            >>> with zerotrial.init() as context:
+            ...     engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            ...     engine = context.wrap_model_engine(engine)
+            ...     context.get_global_batch_size()
+            8
         """
         view = view_of(model)
         if any(model is engine for engine in self.models):
@@ -99,10 +112,22 @@ class ZeroTrialContext(NamesReplacements):
         return model
 
     def set_mpu(self, mpu: ModelParallelUnit) -> None:
-        """Set the model-parallel unit of this rank, if the engine cannot know it.
+        """Set the model-parallel unit of this rank.
+
+        Needed only if the engine cannot know it, as with model parallelism of another library.
+
+        Args:
+            mpu: Replica of this rank, and whether the rank reads data and reports metrics.
 
         Raises:
             TrialError: If no engine is wrapped, or on a second call.
+
+        Example:
+            >>> config = {"train_batch_size": 8, "optimizer": {"type": "Adam"}}
+            >>> with zerotrial.init() as context:
+            ...     engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            ...     engine = context.wrap_model_engine(engine)
+            ...     context.set_mpu(zerotrial.ModelParallelUnit(0, 1))
         """
         if not self.engines:
             raise TrialError("set_mpu: wrap an engine first (context.wrap_model_engine)")
@@ -119,7 +144,10 @@ class ZeroTrialContext(NamesReplacements):
 
     @property
     def use_pipeline_parallel(self) -> bool:
-        """Whether the first engine is a pipeline, which trains a full batch in one call."""
+        """Whether the first engine is a pipeline.
+
+        The loop then calls ``train_batch`` once for a full batch.
+        """
         return bool(self.engines) and self._first_engine.is_pipeline
 
     @property
@@ -130,50 +158,125 @@ class ZeroTrialContext(NamesReplacements):
     def set_default_data(self, batches: Iterator[Any] | None) -> None:
         """Set the iterator that the engines' ``train_batch()`` and ``eval_batch()`` default to.
 
+        The loop calls it before training and before each validation.
+
         Args:
-            batches: Iterator over the current loader.
+            batches: Iterator over the current loader; None removes it.
+
+        Example:
+            >>> config = {"train_batch_size": 2, "optimizer": {"type": "Adam"}}
+            >>> with zerotrial.init() as context:
+            ...     engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            ...     engine = context.wrap_model_engine(engine)
+            ...     context.set_default_data(iter([torch.zeros(2, 4)]))
+            ...     engine.eval_batch().shape
+            torch.Size([2, 1])
         """
         for model in self.models:
             if hasattr(type(model), "default_data"):
                 model.default_data = batches
 
     def disable_auto_grad_accumulation(self) -> None:
-        """Call ``train_batch`` once per batch; it must then train all micro-batches itself."""
+        """Call ``train_batch`` once per batch; it must then train all micro-batches itself.
+
+        Call it in the trial's ``__init__``.
+
+        Example:
+            >>> with zerotrial.init() as context:
+            ...     context.disable_auto_grad_accumulation()
+            ...     context.auto_grad_accumulation
+            False
+        """
         self.auto_grad_accumulation = False
 
     def disable_dataset_reproducibility_checks(self) -> None:
-        """Accept any data loader; the trial is then responsible for sharding and seeding."""
+        """Accept any data loader instead of :class:`zerotrial.DataLoader`.
+
+        The trial is then responsible for sharding by rank and for seeding. Call it in ``__init__``.
+
+        Example:
+            >>> with zerotrial.init() as context:
+            ...     context.disable_dataset_reproducibility_checks()
+            ...     context.dataset_checks
+            False
+        """
         self.dataset_checks = False
 
     def get_train_micro_batch_size_per_gpu(self) -> int:
         """Return the samples in one forward pass on one rank.
 
+        Returns:
+            The first engine's ``train_micro_batch_size_per_gpu``.
+
         Raises:
             TrialError: If no engine is wrapped.
+
+        Example:
+            >>> config = {"train_batch_size": 8, "gradient_accumulation_steps": 2,
+            ...           "optimizer": {"type": "Adam"}}
+            >>> with zerotrial.init() as context:
+            ...     engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            ...     engine = context.wrap_model_engine(engine)
+            ...     context.get_train_micro_batch_size_per_gpu()
+            4
         """
         return self._first_engine.micro_batch_size
 
     def get_num_micro_batches_per_slot(self) -> int:
-        """Return the micro-batches in one batch on one rank (gradient accumulation steps).
+        """Return the micro-batches in one batch on one rank.
+
+        Returns:
+            The first engine's ``gradient_accumulation_steps``.
 
         Raises:
             TrialError: If no engine is wrapped.
+
+        Example:
+            >>> config = {"train_batch_size": 8, "gradient_accumulation_steps": 2,
+            ...           "optimizer": {"type": "Adam"}}
+            >>> with zerotrial.init() as context:
+            ...     engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            ...     engine = context.wrap_model_engine(engine)
+            ...     context.get_num_micro_batches_per_slot()
+            2
         """
         return self._first_engine.accumulation_steps
 
     def get_per_slot_batch_size(self) -> int:
         """Return the samples in one batch on one rank.
 
+        Returns:
+            Micro-batch size times accumulation steps.
+
         Raises:
             TrialError: If no engine is wrapped.
+
+        Example:
+            >>> config = {"train_batch_size": 8, "optimizer": {"type": "Adam"}}
+            >>> with zerotrial.init() as context:
+            ...     engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            ...     engine = context.wrap_model_engine(engine)
+            ...     context.get_per_slot_batch_size()
+            8
         """
         return self._first_engine.micro_batch_size * self._first_engine.accumulation_steps
 
     def get_global_batch_size(self) -> int:
         """Return the samples in one batch, over all ranks.
 
+        Returns:
+            Micro-batch size times accumulation steps times data-parallel ranks.
+
         Raises:
             TrialError: If no engine is wrapped.
+
+        Example:
+            >>> config = {"train_batch_size": 8, "optimizer": {"type": "Adam"}}
+            >>> with zerotrial.init() as context:
+            ...     engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            ...     engine = context.wrap_model_engine(engine)
+            ...     context.get_global_batch_size()
+            8
         """
         return self.get_per_slot_batch_size() * self._mpu.data_parallel_world_size
 
@@ -199,18 +302,35 @@ class ZeroTrialContext(NamesReplacements):
     # Configuration and identity
 
     def get_hparams(self) -> dict[str, Any]:
-        """Return this trial's hyperparameters, nested as in the experiment file."""
+        """Return this trial's hyperparameters, nested as in the experiment file.
+
+        Returns:
+            A dict of names to values; groups are dicts.
+
+        Example:
+            >>> with zerotrial.init(hparams={"lr": 0.1, "layers": {"width": 8}}) as context:
+            ...     context.get_hparams()["layers"]["width"]
+            8
+        """
         hparams: dict[str, Any] = as_trial_hparams(self._hparams)
         return hparams
 
     def get_hparam(self, name: str) -> Any:
-        """Return one hyperparameter.
+        """Return one hyperparameter of this trial.
 
         Args:
             name: Name of a hyperparameter, or of a group of them.
 
+        Returns:
+            The value; a dict for a group.
+
         Raises:
             TrialError: If the name is unknown.
+
+        Example:
+            >>> with zerotrial.init(hparams={"lr": 0.1}) as context:
+            ...     context.get_hparam("lr")
+            0.1
         """
         try:
             return as_trial_hparams(self._hparams[name])
@@ -223,43 +343,120 @@ class ZeroTrialContext(NamesReplacements):
             ) from None
 
     def get_experiment_config(self) -> dict[str, Any]:
-        """Return the experiment's configuration; outside the platform, what ``init`` got."""
+        """Return the experiment's configuration.
+
+        Returns:
+            Content of the experiment file with all defaults; outside the platform ``exp_conf`` of
+            :func:`zerotrial.init`. Secrets are masked.
+
+        Example:
+            >>> with zerotrial.init(exp_conf={"name": "digits"}) as context:
+            ...     context.get_experiment_config()["name"]
+            'digits'
+        """
         return self.spec.config
 
     def get_data_config(self) -> dict[str, Any]:
-        """Return the ``data`` section of the experiment's configuration."""
+        """Return the ``data`` section of the experiment's configuration.
+
+        Returns:
+            A dict that belongs to the trial; empty if the file has no such section.
+
+        Example:
+            >>> with zerotrial.init() as context:
+            ...     context.get_data_config()
+            {}
+        """
         return self.spec.data
 
     def get_experiment_id(self) -> int:
-        """Return the experiment's number; 0 outside the platform."""
+        """Return the number of the experiment.
+
+        Returns:
+            The number; 0 outside the platform.
+
+        Example:
+            >>> with zerotrial.init() as context:
+            ...     context.get_experiment_id()
+            0
+        """
         return self.spec.experiment_id
 
     def get_trial_id(self) -> int:
-        """Return the trial's number; 0 outside the platform."""
+        """Return the number of the trial.
+
+        Returns:
+            The number, unique on the server; 0 outside the platform.
+
+        Example:
+            >>> with zerotrial.init() as context:
+            ...     context.get_trial_id()
+            0
+        """
         return self.spec.trial_id
 
     def get_trial_seed(self) -> int:
-        """Return the seed of all random number generators of this trial."""
+        """Return the seed of all random number generators of this trial.
+
+        Returns:
+            From 0 to 2**31 - 1; outside the platform ``seed`` of :func:`zerotrial.init`.
+
+        Example:
+            >>> with zerotrial.init(seed=7) as context:
+            ...     context.get_trial_seed()
+            7
+        """
         return self.spec.trial_seed
 
     def get_initial_batch(self) -> int:
-        """Return the batches completed before this run."""
+        """Return the batches completed before this run.
+
+        Returns:
+            Batches of the checkpoint to resume from; 0 at the first start.
+
+        Example:
+            >>> with zerotrial.init() as context:
+            ...     context.get_initial_batch()
+            0
+        """
         ref = self.spec.latest_checkpoint
         return ref.steps_completed if ref is not None else 0
 
     # Data
 
     def to_device(self, data: Any) -> Any:
-        """Move a micro-batch, nested in any way, to this rank's device."""
+        """Move a micro-batch, nested in any way, to this rank's device.
+
+        Args:
+            data: Tensors, arrays; or mappings, lists and tuples of these.
+
+        Returns:
+            Data of the same structure on ``context.device``; see :func:`zerotrial.to_device`.
+
+        Example:
+            >>> with zerotrial.init() as context:
+            ...     x, y = context.to_device((torch.zeros(2, 3), torch.zeros(2)))
+            >>> x.shape
+            torch.Size([2, 3])
+        """
         return to_device(data, self.device)
 
     # Position in training
 
     def current_train_batch(self) -> int:
-        """Return the batches completed since the trial began.
+        """Return the index of the current batch, across restarts.
+
+        Returns:
+            Batches completed since the trial began.
 
         Raises:
             TrialError: If training has not begun.
+
+        Example:
+            >>> class MyTrial(zerotrial.ZeroTrial):
+            ...     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+            ...         if self.context.current_train_batch() % 100 == 0:
+            ...             print("epoch", self.context.current_train_epoch())
         """
         if self._batch is None:
             raise TrialError("training has not begun")
@@ -268,24 +465,50 @@ class ZeroTrialContext(NamesReplacements):
     def current_train_epoch(self) -> int:
         """Return the epochs completed since the trial began.
 
+        Returns:
+            Index of the current epoch, from 0.
+
         Raises:
             TrialError: If training has not begun, or the data has no length.
+
+        Example:
+            >>> class MyTrial(zerotrial.ZeroTrial):
+            ...     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+            ...         assert self.context.current_train_epoch() == epoch_idx
         """
         return self.current_train_batch() // self._batches_per_epoch
 
     def is_epoch_start(self) -> bool:
         """Return whether the current batch is the first one of an epoch.
 
+        Returns:
+            True in the first batch.
+
         Raises:
             TrialError: If training has not begun, or the data has no length.
+
+        Example:
+            >>> class MyTrial(zerotrial.ZeroTrial):
+            ...     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+            ...         if self.context.is_epoch_start():
+            ...             self.correct = 0
         """
         return self.current_train_batch() % self._batches_per_epoch == 0
 
     def is_epoch_end(self) -> bool:
         """Return whether the current batch is the last one of an epoch.
 
+        Returns:
+            True in the last batch.
+
         Raises:
             TrialError: If training has not begun, or the data has no length.
+
+        Example:
+            >>> class MyTrial(zerotrial.ZeroTrial):
+            ...     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+            ...         if self.context.is_epoch_end():
+            ...             print("epoch", epoch_idx, "finished")
         """
         return (self.current_train_batch() + 1) % self._batches_per_epoch == 0
 
@@ -296,11 +519,32 @@ class ZeroTrialContext(NamesReplacements):
         return self._epoch_length
 
     def set_stop_requested(self, stop_requested: bool) -> None:  # noqa: FBT001 - its only argument
-        """Request to save a checkpoint and end the trial soon; one rank is enough."""
+        """Request to save a checkpoint and end the trial soon.
+
+        A request of one rank is enough. The loop stops after the current batch.
+
+        Args:
+            stop_requested: True to stop; False withdraws a request that the loop has not seen.
+
+        Example:
+            >>> with zerotrial.init() as context:
+            ...     context.set_stop_requested(True)
+            ...     context.get_stop_requested()
+            True
+        """
         self._stop_requested = bool(stop_requested)
 
     def get_stop_requested(self) -> bool:
-        """Return whether this rank has requested to end the trial."""
+        """Return whether this rank has requested to end the trial.
+
+        Returns:
+            The last value of :meth:`set_stop_requested`; other ranks are not considered.
+
+        Example:
+            >>> with zerotrial.init() as context:
+            ...     context.get_stop_requested()
+            False
+        """
         return self._stop_requested
 
     # Metrics, profiles, TensorBoard
@@ -326,11 +570,11 @@ class ZeroTrialContext(NamesReplacements):
         Raises:
             TrialError: If it is wrapped already, or neither a reducer nor callable.
 
-        Example::
-
-            self.median = context.wrap_reducer(statistics.median, name="median_loss")
-            ...
-            self.median.update(loss.item())  # in train_batch or evaluate_batch
+        Example:
+            >>> import statistics
+            >>> with zerotrial.init() as context:
+            ...     median = context.wrap_reducer(statistics.median, name="median_loss")
+            ...     median.update(0.25)  # in train_batch or evaluate_batch
         """
         if type(self.reducers) is MetricReducers:
             self.reducers = TRIAL_PARTS["metric_reducers"]()
@@ -342,11 +586,16 @@ class ZeroTrialContext(NamesReplacements):
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
         """Profile training with ``torch.profiler.profile(...)``, one profiler step per batch.
 
-        Traces go to ``traces/`` in the run's directory.
+        Traces go to ``traces/`` in the run's directory. Call it in the trial's ``__init__``.
 
         Args:
             args: Positional arguments of ``torch.profiler.profile``.
             kwargs: Keyword arguments of ``torch.profiler.profile``.
+
+        Example:
+            >>> with zerotrial.init() as context:
+            ...     schedule = torch.profiler.schedule(wait=10, warmup=2, active=3, repeat=1)
+            ...     context.set_profiler(schedule=schedule)
         """
         directory = Path(self.spec.run_dir) / "traces"
         handler = torch.profiler.tensorboard_trace_handler(
@@ -356,11 +605,30 @@ class ZeroTrialContext(NamesReplacements):
         self.profiler = torch.profiler.profile(*args, **kwargs)
 
     def get_tensorboard_path(self) -> Path:
-        """Return the directory of this run's TensorBoard files."""
+        """Return the directory of this run's TensorBoard files.
+
+        Returns:
+            ``tensorboard`` in the run's directory; it may not exist yet.
+
+        Example:
+            >>> with zerotrial.init() as context:
+            ...     context.get_tensorboard_path().name
+            'tensorboard'
+        """
         return Path(self.spec.run_dir) / "tensorboard"
 
     def get_tensorboard_writer(self) -> "SummaryWriter":
-        """Return a writer to :meth:`get_tensorboard_path`; it also gets all reported metrics."""
+        """Return a writer of this run's TensorBoard files.
+
+        The loop also writes all reported metrics to it, see :meth:`set_enable_tensorboard_logging`.
+
+        Returns:
+            The same ``SummaryWriter`` at each call; files are in :meth:`get_tensorboard_path`.
+
+        Example:
+            >>> with zerotrial.init() as context:
+            ...     context.get_tensorboard_writer().add_scalar("lr", 0.1, 100)
+        """
         if self._tensorboard is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -371,11 +639,30 @@ class ZeroTrialContext(NamesReplacements):
         return self._tensorboard
 
     def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:  # noqa: FBT001
-        """Set whether the trial's TensorBoard writer gets reported metrics."""
+        """Set whether the trial's TensorBoard writer gets reported metrics.
+
+        Args:
+            enable_tensorboard_logging: False if the trial writes all metrics itself.
+
+        Example:
+            >>> with zerotrial.init() as context:
+            ...     context.set_enable_tensorboard_logging(False)
+            ...     context.get_enable_tensorboard_logging()
+            False
+        """
         self._tensorboard_logging = bool(enable_tensorboard_logging)
 
     def get_enable_tensorboard_logging(self) -> bool:
-        """Return whether the trial's TensorBoard writer gets reported metrics."""
+        """Return whether the trial's TensorBoard writer gets reported metrics.
+
+        Returns:
+            True by default.
+
+        Example:
+            >>> with zerotrial.init() as context:
+            ...     context.get_enable_tensorboard_logging()
+            True
+        """
         return self._tensorboard_logging
 
     # For the controller

@@ -57,6 +57,11 @@ class ModelParallelUnit:
         data_parallel_world_size: Number of replicas.
         should_report_metrics: Whether this rank's metrics are included in averages.
         should_build_data_loader: Whether this rank reads data.
+
+    Example:
+        >>> zerotrial.ModelParallelUnit(data_parallel_rank=0, data_parallel_world_size=2)
+        ModelParallelUnit(data_parallel_rank=0, data_parallel_world_size=2,
+            should_report_metrics=True, should_build_data_loader=True)
     """
 
     data_parallel_rank: int

@@ -41,14 +41,21 @@ class CollectiveError(RuntimeError):
 
 
 class Distributed(RankLocation, GroupRanks):
-    """The ranks of one run, as seen from one of them; works alone, too.
+    """Ranks of one run, as seen from one of them.
+
+    Works for a single process, too. ``context.distributed`` has one.
 
     Args:
-        rank: Of this process, over all machines.
+        rank: Rank of this process over all machines; 0 is the chief.
         size: Number of processes.
-        local_rank: Of this process on its machine.
-        local_size: Processes on this machine.
-        timeout_s: How long an exchange waits for the other ranks.
+        local_rank: Rank of this process on its machine.
+        local_size: Number of processes on this machine.
+        timeout_s: Maximum wait for the other ranks in an exchange, in seconds.
+
+    Example:
+        >>> ranks = zerotrial.Distributed()
+        >>> ranks.size, ranks.is_chief, ranks.allgather(0.5)
+        (1, True, [0.5])
     """
 
     def __init__(
@@ -75,15 +82,22 @@ class Distributed(RankLocation, GroupRanks):
     def from_environment(cls, *, cuda: bool, timeout_s: float | None = None) -> "Distributed":
         """Join the ranks that torchrun, or Zerolab's launcher, has started. **Collective**.
 
-        Without their variables in the environment the process is alone. A process group that
-        exists already is used as it is.
+        Without their variables in the environment the process is the only rank. An existing process
+        group is used unchanged.
 
         Args:
             cuda: Whether the ranks compute on GPUs.
-            timeout_s: Of every collective; from :data:`ENV_COLLECTIVE_TIMEOUT` when left out.
+            timeout_s: Timeout of every collective, in seconds; None reads it from the environment.
+
+        Returns:
+            The ranks of this run.
 
         Raises:
             ConfigError: If the timeout in the environment is not a number of seconds.
+
+        Example:
+            >>> zerotrial.Distributed.from_environment(cuda=False).size
+            1
         """
         timeout_s = collective_timeout_s() if timeout_s is None else timeout_s
         if "WORLD_SIZE" not in os.environ and not dist.is_initialized():
@@ -104,10 +118,21 @@ class Distributed(RankLocation, GroupRanks):
         return self.local_rank == 0
 
     def gather(self, value: Any, operation: str = "gather") -> list[Any] | None:
-        """Give the chief the values of all ranks; the others get ``None``. **Collective**.
+        """Collect the values of all ranks on the chief. **Collective**.
+
+        Args:
+            value: Any object that can be pickled.
+            operation: Name of the exchange, for errors.
+
+        Returns:
+            On the chief the values in the order of ranks; None on other ranks.
 
         Raises:
             CollectiveError: If a rank does not take part in time.
+
+        Example:
+            >>> zerotrial.Distributed().gather("ready")
+            ['ready']
         """
         if self._group is None:
             return [value]
@@ -117,10 +142,16 @@ class Distributed(RankLocation, GroupRanks):
         return values
 
     def close(self) -> None:
-        """Leave together, so that none breaks another's connection. **Collective**.
+        """Leave the run together with the other ranks. **Collective**.
+
+        No rank then breaks a connection that another one still needs.
 
         Raises:
             CollectiveError: If a rank does not take part in time.
+
+        Example:
+            >>> ranks = zerotrial.Distributed()
+            >>> ranks.close()
         """
         self.barrier("the last barrier before the end")
         self._group = None

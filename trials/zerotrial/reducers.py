@@ -20,7 +20,13 @@ ReducedMetrics = dict[str, Any]
 
 
 class Reducer(enum.Enum):
-    """Reduction of a validation metric over all batches of all ranks."""
+    """Reduction of a validation metric over all batches of all ranks.
+
+    Example:
+        >>> class MyTrial(zerotrial.ZeroTrial):
+        ...     def evaluation_reducer(self):
+        ...         return {"loss": zerotrial.Reducer.AVG, "errors": zerotrial.Reducer.SUM}
+    """
 
     AVG = "avg"
     SUM = "sum"

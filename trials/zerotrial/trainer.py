@@ -23,6 +23,8 @@ from zerolab.errors import ConfigError
 from zerolab.storage.store import CheckpointStore, local_owner
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state
+from zerotrial.loop.console import Console
+from zerotrial.loop.fit_result import FitResult
 from zerotrial.loop.run_directories import RunDirectories, in_directory, is_used
 from zerotrial.loop.session import Session
 from zerotrial.loop.settings import FitSettings, Policy
@@ -49,7 +51,7 @@ def init(
     seed: int = 0,
     run_dir: str | Path = "zerolab_run",
 ) -> Iterator[ZeroTrialContext]:
-    """Make the context of a trial in a user's script.
+    """Make the context of a trial in a user's script. **Collective**.
 
     The script is one rank; under torchrun it is one of several. As the entrypoint of an experiment
     it gets hyperparameters, configuration and seed from there. Otherwise metrics go to
@@ -73,11 +75,10 @@ def init(
     Raises:
         ConfigError: If ``exp_conf`` has a searcher but is not a valid experiment file.
 
-    Example::
-
-        with zerotrial.init(hparams={"lr": 0.1}) as context:
-            trainer = zerotrial.Trainer(MyTrial(context), context)
-            trainer.fit(max_length=zerotrial.Epoch(3))
+    Example:
+        >>> with zerotrial.init(hparams={"lr": 0.1}, run_dir="digits") as context:
+        ...     context.get_hparam("lr")
+        0.1
     """
     if distributed is None:
         distributed = Distributed.from_environment(cuda=torch.cuda.is_available())
@@ -112,6 +113,28 @@ class Trainer:
 
     Raises:
         TrialError: If the loop cannot call the trial's methods.
+
+    Example:
+        >>> class Line(zerotrial.ZeroTrial):
+        ...     def __init__(self, context):
+        ...         config = {"train_batch_size": 8, "optimizer": {"type": "Adam"}}
+        ...         engine, *_ = zerotrial.initialize(model=torch.nn.Linear(1, 1), config=config)
+        ...         self.engine = context.wrap_model_engine(engine)
+        ...     def build_training_data_loader(self):
+        ...         return zerotrial.DataLoader(torch.ones(64, 1), batch_size=8)
+        ...     build_validation_data_loader = build_training_data_loader
+        ...     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        ...         loss = self.engine(next(dataloader_iter)).square().mean()
+        ...         self.engine.backward(loss)
+        ...         self.engine.step()
+        ...         return loss
+        ...     def evaluate_batch(self, dataloader_iter):
+        ...         return {"loss": self.engine(next(dataloader_iter)).square().mean()}
+        >>> with zerotrial.init() as context:
+        ...     trainer = zerotrial.Trainer(Line(context), context)
+        ...     result = trainer.fit(max_length=16)
+        >>> result.steps_completed
+        16
     """
 
     def __init__(self, trial: ZeroTrial, context: ZeroTrialContext) -> None:
@@ -130,7 +153,7 @@ class Trainer:
         step_zero_validation: bool | None = None,  # noqa: FBT001 - Determined's signature
         test_mode: bool = False,  # noqa: FBT001, FBT002 - as above
         profiling_enabled: bool | None = None,  # noqa: FBT001 - as above
-    ) -> StopReason:
+    ) -> FitResult:
         """Train, validate, checkpoint and report until ``max_length``. **Collective**.
 
         Omitted arguments default to the experiment's configuration, if there is one. A script
@@ -147,20 +170,44 @@ class Trainer:
             checkpoint_policy: Validations after which to save: ``best``, ``all`` or ``none``.
             latest_checkpoint: Checkpoint to resume from: a uuid in the run's checkpoints (or at
                 least its first four characters), the path of a checkpoint, or ``latest`` for the
-                last checkpoint of the newest run (or a fresh start if there is none). The fit then
-                continues in the directory of the run that saved it. Any other fit starts a new run
-                in a new directory: ``run_dir``, ``run_dir-2``, ...
+                last checkpoint of the newest run (without one, training starts at batch 0). The fit
+                then continues in the directory of the run that saved it. Any other fit starts a new
+                run in a new directory: ``run_dir``, ``run_dir-2``, ...
                 Inside an experiment the platform chooses the checkpoint.
             step_zero_validation: Validate before the first batch.
             test_mode: Run one batch, one validation batch and one checkpoint.
             profiling_enabled: Report timings of the loop.
 
         Returns:
-            The reason why training ended.
+            The history of the metrics, the metrics of the last validation, the checkpoints, and the
+            reason why training ended. It equals the number of that reason.
 
         Raises:
             ConfigError: If no length is given, or a length is invalid.
             SystemExit: Inside an experiment, if the run must release its slots.
+
+        Example:
+            >>> class Line(zerotrial.ZeroTrial):
+            ...     def __init__(self, context):
+            ...         config = {"train_batch_size": 8, "optimizer": {"type": "Adam"}}
+            ...         model = torch.nn.Linear(1, 1)
+            ...         engine, *_ = zerotrial.initialize(model=model, config=config)
+            ...         self.engine = context.wrap_model_engine(engine)
+            ...     def build_training_data_loader(self):
+            ...         return zerotrial.DataLoader(torch.ones(64, 1), batch_size=8)
+            ...     build_validation_data_loader = build_training_data_loader
+            ...     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+            ...         loss = self.engine(next(dataloader_iter)).square().mean()
+            ...         self.engine.backward(loss)
+            ...         self.engine.step()
+            ...         return loss
+            ...     def evaluate_batch(self, dataloader_iter):
+            ...         return {"loss": self.engine(next(dataloader_iter)).square().mean()}
+            >>> with zerotrial.init() as context:
+            ...     trainer = zerotrial.Trainer(Line(context), context)
+            ...     result = trainer.fit(max_length={"epochs": 2}, validation_period={"epochs": 1})
+            >>> result.summary, result.history.validation["loss"].steps
+            ('finished after 16 batches', [8, 16])
         """
         context, spec = self._context, self._context.spec
         lengths = _read_units(
@@ -190,20 +237,25 @@ class Trainer:
             _begin_run(context, context.run_directories, latest_checkpoint)
         session = Session(context)
         stop_reason = None
+        console: Console | None = None
         try:
             controller = session.make_controller(self._trial, settings)
-            standalone = not os.environ.get(ENV_RUN_SPEC) and context.distributed.is_chief
-            console = controller.show_progress() if standalone else None
+            controller.record_history()
+            if not os.environ.get(ENV_RUN_SPEC) and context.distributed.is_chief:
+                console = controller.show_progress()
             stop_reason = controller.run()
+            result = controller.result(stop_reason)
             if console is not None:
-                console.end(controller.steps, controller.last_checkpoint)
+                console.end(result)
         finally:
+            if console is not None:
+                console.close()
             session.close(stop_reason)
         if os.environ.get(ENV_RUN_SPEC) and stop_reason in _EXIT_REASONS:
             if stop_reason is not StopReason.STALE:
                 context.distributed.close()
             raise SystemExit(stop_reason.exit_code)
-        return stop_reason
+        return result
 
 
 _EXIT_REASONS = frozenset({StopReason.PREEMPTED, StopReason.REACHED, StopReason.STALE})
@@ -267,7 +319,9 @@ def _settings(spec: RunSpec, overrides: dict[str, Any]) -> FitSettings:
     if spec.fit is not None:
         return FitSettings.from_spec(spec.fit, **overrides)
     if "max_length" not in overrides:
-        problem = "max_length: is missing; say how far to train, e.g. Batch(1000) or Epoch(3)"
+        problem = (
+            "max_length: is missing; set the length of training, such as Batch(1000) or Epoch(3)"
+        )
         raise ConfigError("fit", [problem])
     return FitSettings(early_reports="report_period" not in overrides, **overrides)
 
@@ -347,6 +401,6 @@ def _full_uuid(stores: Sequence[CheckpointStore], name: str) -> str:
     uuids = {checkpoint.uuid for store in stores for checkpoint in store.list()}
     matches = sorted(uuid for uuid in uuids if uuid.startswith(name.lower()))
     if len(matches) > 1:
-        problem = f"must name one checkpoint, got {name!r}, with which several begin"
+        problem = f"must name one checkpoint, got {name!r}, which several begin with"
         raise ConfigError("fit", [f"latest_checkpoint: {problem}: {', '.join(matches)}"])
     return matches[0] if matches else name

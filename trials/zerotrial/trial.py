@@ -23,29 +23,39 @@ InvalidHP = InvalidHyperparametersError
 
 
 class ZeroTrial(ABC):
-    """Base class of trials: a model, its data, and the training of one micro-batch.
+    """Base class of trials: model, data, and one training step.
 
     In ``__init__`` build the model, pass it to :func:`zerotrial.initialize`, and pass the resulting
     engine to ``context.wrap_model_engine``. The controller trains, validates, checkpoints, reports
-    and resumes.
+    and resumes. Every method runs on every rank unless its documentation states otherwise.
 
     Args:
         context: Hyperparameters, devices and ranks; store it as ``self.context``.
 
-    Example::
-
-        class MyTrial(zerotrial.ZeroTrial):
-            def __init__(self, context):
-                self.context = context
-                engine, *_ = zerotrial.initialize(model=nn.Linear(4, 1), config="ds_config.json")
-                self.engine = context.wrap_model_engine(engine)
-
-            def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
-                x, y = self.context.to_device(next(dataloader_iter))
-                loss = nn.functional.mse_loss(self.engine(x), y)
-                self.engine.backward(loss)
-                self.engine.step()
-                return loss
+    Example:
+        >>> config = {"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 0.01}}}
+        >>> class MyTrial(zerotrial.ZeroTrial):
+        ...     def __init__(self, context):
+        ...         self.context = context
+        ...         model = torch.nn.Linear(4, 1)
+        ...         engine, *_ = zerotrial.initialize(model=model, config=config)
+        ...         self.engine = context.wrap_model_engine(engine)
+        ...     def build_training_data_loader(self):
+        ...         inputs = torch.randn(64, 4)
+        ...         data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
+        ...         return zerotrial.DataLoader(data, batch_size=8, shuffle=True)
+        ...     build_validation_data_loader = build_training_data_loader
+        ...     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        ...         x, y = self.context.to_device(next(dataloader_iter))
+        ...         loss = torch.nn.functional.mse_loss(self.engine(x), y)
+        ...         self.engine.backward(loss)
+        ...         self.engine.step()
+        ...         return loss
+        ...     def evaluate_batch(self, dataloader_iter):
+        ...         x, y = self.context.to_device(next(dataloader_iter))
+        ...         return {"loss": torch.nn.functional.mse_loss(self.engine(x), y)}
+        >>> with zerotrial.init() as context:
+        ...     result = zerotrial.Trainer(MyTrial(context), context).fit(max_length=16)
     """
 
     @abstractmethod
@@ -64,20 +74,24 @@ class ZeroTrial(ABC):
             batch_idx: Batches completed since the trial began, across restarts.
 
         Returns:
-            The loss as a tensor (reported as ``loss``), or a dict of metrics.
+            The loss as a scalar tensor (reported as ``loss``), or a dict of metrics: names to
+            scalar tensors or numbers.
         """
 
     def evaluate_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate one micro-batch.
+        """Evaluate one micro-batch and return its metrics.
 
         Override it as ``evaluate_batch(self, dataloader_iter, batch_idx)``, or without the index.
+        Gradients are disabled. The loop calls it once for each micro-batch of the validation
+        loader.
 
         Args:
             args: The iterator, and the index of the call in this validation.
             kwargs: Unused.
 
         Returns:
-            A dict of metrics, which :meth:`evaluation_reducer` reduces.
+            A dict of metrics, names to scalar tensors or numbers, which :meth:`evaluation_reducer`
+            reduces.
 
         Raises:
             TrialError: If neither this nor :meth:`evaluate_full_dataset` is overridden.
@@ -88,11 +102,24 @@ class ZeroTrial(ABC):
 
     @abstractmethod
     def build_training_data_loader(self) -> Any:
-        """Return a :class:`zerotrial.DataLoader` of micro-batches, or ``None``."""
+        """Return the data loader of the training data.
+
+        The loop calls it on the ranks that read data: all ranks, except middle pipeline stages.
+
+        Returns:
+            A :class:`zerotrial.DataLoader` of micro-batches. Another loader is accepted after
+            ``context.disable_dataset_reproducibility_checks()``.
+        """
 
     @abstractmethod
     def build_validation_data_loader(self) -> Any:
-        """Return a :class:`zerotrial.DataLoader` of micro-batches, or ``None``."""
+        """Return the data loader of the validation data.
+
+        The loop calls it on the ranks that read data: all ranks, except middle pipeline stages.
+
+        Returns:
+            A :class:`zerotrial.DataLoader` of micro-batches.
+        """
 
     def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
         """Evaluate the whole data set in one call, replacing :meth:`evaluate_batch`.
@@ -105,7 +132,7 @@ class ZeroTrial(ABC):
             data_loader: The unsharded validation loader; it stops at its length.
 
         Returns:
-            A dict of metrics.
+            A dict of metrics: names to scalar tensors or numbers.
 
         Raises:
             TrialError: If it is not overridden.
@@ -115,26 +142,43 @@ class ZeroTrial(ABC):
     def evaluation_reducer(
         self,
     ) -> Reducer | Callable[[list[float]], float] | dict[str, Any]:
-        """Return the reduction of validation metrics: one for all, or a dict with one per metric.
+        """Return how validation metrics are reduced over batches and ranks.
 
-        A reduction is a :class:`zerotrial.Reducer` or a function of the list of values.
+        Returns:
+            A :class:`zerotrial.Reducer` or a function of the list of values, for all metrics; or a
+            dict with one of them per metric. By default ``Reducer.AVG``.
         """
         return Reducer.AVG
 
     def build_callbacks(self) -> dict[str, Callback]:
-        """Return callbacks by name; the name is the key of their state in checkpoints."""
+        """Return the callbacks of this trial by name.
+
+        Returns:
+            Callbacks by name; the name is the key of their state in checkpoints. Empty by default.
+        """
         return {}
 
     def save(self, context: "ZeroTrialContext", path: Path) -> None:
-        """Write the engines below ``path``; every rank calls it. **Collective**."""
+        """Write the engines of the trial below a path. **Collective**.
+
+        Override it together with :meth:`load` to store more than engines and callbacks.
+
+        Args:
+            context: Context of the trial.
+            path: Existing directory of the checkpoint; every rank writes its own files.
+        """
         for index, engine in enumerate(context.engines):
             engine.save(str(path), f"model{index}")
 
     def load(self, context: "ZeroTrialContext", path: Path) -> None:
-        """Load the engines from the files of :meth:`save`; every rank calls it. **Collective**.
+        """Load the engines from the files of :meth:`save`. **Collective**.
 
         A warm start from another trial's checkpoint loads only the weights. Optimizer and schedule
         stay as this trial's hyperparameters define them.
+
+        Args:
+            context: Context of the trial.
+            path: Directory of the checkpoint.
 
         Raises:
             TrialError: If the checkpoint lacks an engine's files.
@@ -144,7 +188,17 @@ class ZeroTrial(ABC):
                 raise TrialError(f"{path}: has no checkpoint of engine model{index}")
 
     def get_batch_length(self, batch: Any) -> int:
-        """Return the samples in a micro-batch; by default the length of its first tensor."""
+        """Return the number of samples in a micro-batch.
+
+        Args:
+            batch: A micro-batch of the data loader.
+
+        Returns:
+            Length of its first tensor or array, by default.
+
+        Raises:
+            TypeError: If it has neither a tensor nor an array; override the method then.
+        """
         return data_length(batch)
 
 

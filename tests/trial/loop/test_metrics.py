@@ -186,7 +186,7 @@ def draws_and_gives_a_number(batches):
     [
         (draws_and_gives_a_number, "must return a dict of metric names to values, got int"),
         (lambda batches: {}, r"must take its batch with next\(dataloader_iter\)"),
-        (lambda batches: [next(batches) for _ in range(4)], "asked for more than there were"),
+        (lambda batches: [next(batches) for _ in range(4)], "requested more batches than exist"),
     ],
 )
 def test_evaluate_batch_errors(tmp_path: Path, body, message) -> None:

@@ -200,8 +200,8 @@ class IterableBatchIterator(BatchIterator):
                 return next(self._batches)
             except StopIteration:
                 raise TrialError(
-                    "the training data loader gave no micro-batch at all; it must give at least "
-                    "one in each pass, and be iterable repeatedly"
+                    "the training data loader returned no micro-batch; it must return at least "
+                    "one per pass, and be iterable repeatedly"
                 ) from None
 
 
@@ -322,7 +322,7 @@ def check_loader(loader: Any, method: str, *, checked: bool) -> None:
         raise TrialError(
             f"{method}: must return a zerotrial.DataLoader, which shards the data by rank, "
             f"shuffles reproducibly and resumes at the exact sample, got {kind}. To use this "
-            "loader all the same, and take care of sharding yourself, call "
+            "loader and shard the data yourself, call "
             "context.disable_dataset_reproducibility_checks() in __init__"
         )
 

@@ -37,7 +37,13 @@ def to_device(data: Any, device: torch.device) -> Any:  # noqa: PLR0911 - one re
         device: Target device.
 
     Returns:
-        Data of the same structure.
+        Data of the same structure. NumPy arrays and scalars become tensors.
+
+    Example:
+        >>> batch = {"image": torch.zeros(2, 3), "name": "cat"}
+        >>> moved = zerotrial.to_device(batch, torch.device("cpu"))
+        >>> moved["image"].shape, moved["name"]
+        (torch.Size([2, 3]), 'cat')
     """
     if isinstance(data, torch.Tensor):
         return data.to(device, non_blocking=True)

@@ -219,9 +219,9 @@ class DataLoader:
         ValueError: If the arguments exclude each other, or the data set is iterable-style.
 
     Example:
-        >>> import torch
         >>> data = torch.utils.data.TensorDataset(torch.arange(10))
-        >>> len(DataLoader(data, batch_size=4, shuffle=True))
+        >>> loader = zerotrial.DataLoader(data, batch_size=4, shuffle=True)
+        >>> len(loader)
         3
     """
 
@@ -306,7 +306,10 @@ class DataLoader:
         return iter(self._loader(stream, derive_seed(seed, _TRAINING), rank))
 
     def validation_loader(self, *, seed: int, rank: int, replicas: int) -> "ValidationLoader":
-        """Return one rank's share of a pass; iterate it once for each validation."""
+        """Return one rank's share of a pass.
+
+        Iterate it once for each validation.
+        """
         order = self._order(seed, 0)
         if self.batch_sampler is None:
             size = self.batch_size or 1
@@ -371,10 +374,20 @@ class ValidationLoader:
 
 
 def data_length(batch: Any) -> int:
-    """Return the samples in a batch: the length of its first tensor or array.
+    """Return the number of samples in a batch.
+
+    Args:
+        batch: A tensor or array, or a dict, list or tuple whose first item has one.
+
+    Returns:
+        Length of the first tensor or array; 1 if it has no dimension.
 
     Raises:
         TypeError: If it has neither.
+
+    Example:
+        >>> zerotrial.data_length({"x": torch.zeros(8, 4), "y": torch.zeros(8)})
+        8
     """
     if isinstance(batch, torch.Tensor | np.ndarray):
         return int(batch.shape[0]) if batch.ndim else 1

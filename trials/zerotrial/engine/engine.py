@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import EngineError
+from zerolab.formatting import html_table
 from zerotrial.engine.checkpoint.engine_checkpoint import EngineCheckpoint
 from zerotrial.engine.comm.call_record import CallRecord
 from zerotrial.engine.gradients import EngineGradients
@@ -69,8 +70,20 @@ class EngineParts:
 class Engine:
     """Model in training: call it, :meth:`backward` the loss, :meth:`step`.
 
-    Its parts are attributes: :attr:`checkpoint` saves and loads, :attr:`weights` reads and writes
-    full tensors, :attr:`progress` counts. ``initialize`` adds the methods of extensions.
+    :func:`zerotrial.initialize` makes it. Its parts are attributes: :attr:`checkpoint` saves and
+    loads, :attr:`weights` reads and writes full tensors, :attr:`progress` counts. ``initialize``
+    adds the methods of extensions, such as DeepSpeed's ``save_checkpoint``.
+
+    Args:
+        parts: Parts that ``initialize`` has chosen by stage, precision and offload.
+
+    Example:
+        >>> config = {"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 0.1}}}
+        >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+        >>> loss = engine(torch.ones(8, 4)).square().mean()
+        >>> loss = engine.backward(loss)
+        >>> engine.step().updated
+        True
     """
 
     if TYPE_CHECKING:
@@ -130,6 +143,34 @@ class Engine:
             self._stop_serving = serve_gradients(self._gradients, parts.module.parameters())
             parts.stage.on_unexpected_gradient(_weak_callback(self._begin_user_backward))
 
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name} {value}" for name, value in self._summary().items())
+        return f"{type(self).__name__}({values})"
+
+    def _repr_html_(self) -> str:
+        return html_table(type(self).__name__, self._summary())
+
+    def _summary(self) -> dict[str, str]:
+        """Return the properties that notebooks and logs show."""
+        batch, sizes, config = self.batch, self.mesh.layout, self.config
+        numel = sum(
+            self.divided.shape(name, parameter.shape).numel()
+            for name, parameter in self.module.named_parameters()
+        )
+        layout = [f"{size} {axis}" for axis, size in sizes.items() if size > 1]
+        precision = "bf16" if config.bf16.enabled else "fp16" if config.fp16.enabled else "fp32"
+        return {
+            "ZeRO stage": str(config.zero_optimization.stage),
+            "ranks": " x ".join(layout) or "1",
+            "train batch size": str(batch.train),
+            "micro-batch size": str(batch.micro),
+            "accumulation steps": str(batch.accumulation_steps),
+            "precision": precision,
+            "parameters" if sizes["pipe"] == 1 else "parameters of this stage": f"{numel:,}",
+            "optimizer": type(self.optimizer).__name__ if self._trains else "none",
+            "device": str(self.device),
+        }
+
     # -- training -------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -147,6 +188,8 @@ class Engine:
     ) -> Tensor:
         """Accumulate the gradients of one micro-batch; an error restarts the window.
 
+        **Collective** at a boundary, and for every micro-batch at stages 2 and 3.
+
         Args:
             loss: Scalar mean over the micro-batch; it is divided by the accumulation steps and
                 multiplied by the loss scale.
@@ -154,11 +197,17 @@ class Engine:
             scale_wrt_gas: False: the loss is not divided, because the caller has done it.
 
         Returns:
-            The loss divided by the accumulation steps.
+            The loss divided by the accumulation steps, without gradient.
 
         Raises:
             EngineError: If the loss is not a scalar, or does not depend on trained parameters; if
                 the engine has no optimizer.
+
+        Example:
+            >>> config = {"train_batch_size": 2, "optimizer": {"type": "Adam"}}
+            >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            >>> loss = engine.backward(engine(torch.ones(2, 4)).mean())
+            >>> result = engine.step()
         """
         self._check_trains("backward")
         check_loss("backward", loss)
@@ -175,7 +224,9 @@ class Engine:
         return share.detach()
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return a loss whose ``backward()`` does what :meth:`backward` does.
+        """Return a loss whose ``backward()`` does the work of :meth:`backward`.
+
+        Use it where another library calls ``loss.backward()``.
 
         Args:
             loss: Scalar mean over the micro-batch.
@@ -186,6 +237,13 @@ class Engine:
 
         Raises:
             EngineError: If the loss is not a scalar, or does not depend on trained parameters.
+
+        Example:
+            >>> config = {"train_batch_size": 2, "optimizer": {"type": "Adam"}}
+            >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            >>> engine.scale(engine(torch.ones(2, 4)).mean()).backward()
+            >>> engine.step().updated
+            True
         """
         self._check_trains("scale")
         check_loss("scale", loss)
@@ -272,11 +330,22 @@ class Engine:
                 with ``{"metrics": value}``.
 
         Returns:
-            Whether the weights changed, and the gradient norm.
+            ``updated``: whether the weights changed. ``grad_norm``: L2 norm of the averaged
+            gradient before clipping; None between boundaries.
 
         Raises:
             EngineError: If there was no :meth:`backward`, inside :meth:`no_sync`, or if the engine
                 has no optimizer.
+
+        Example:
+            >>> config = {"train_batch_size": 4, "gradient_accumulation_steps": 2,
+            ...           "optimizer": {"type": "Adam"}}
+            >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            >>> for _ in range(2):
+            ...     loss = engine.backward(engine(torch.ones(2, 4)).mean())
+            ...     engine.step().updated
+            False
+            True
         """
         self._check_trains("step")
         if not self._syncing:
@@ -329,7 +398,16 @@ class Engine:
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - nn.Module's
         """Drop the gradients since the last update; micro-batches keep counting.
 
-        **Collective** if some have been averaged already.
+        **Collective** if some have been averaged already. :meth:`step` drops gradients itself.
+
+        Args:
+            set_to_none: As in ``nn.Module.zero_grad``.
+
+        Example:
+            >>> config = {"train_batch_size": 2, "optimizer": {"type": "Adam"}}
+            >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            >>> loss = engine.backward(engine(torch.ones(2, 4)).mean())
+            >>> engine.zero_grad()
         """
         close_window(self._gradients)
         self._inside_call.leave()  # if the last pass raised
@@ -345,6 +423,20 @@ class Engine:
         """Accumulate gradients without averaging; the next backward outside averages them.
 
         Stage 2 averages nevertheless, because it keeps no full gradients.
+
+        Yields:
+            Nothing.
+
+        Example:
+            >>> config = {"train_batch_size": 4, "gradient_accumulation_steps": 2,
+            ...           "optimizer": {"type": "Adam"}}
+            >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            >>> with engine.no_sync():
+            ...     loss = engine.backward(engine(torch.ones(2, 4)).mean())
+            >>> result = engine.step()
+            >>> loss = engine.backward(engine(torch.ones(2, 4)).mean())
+            >>> engine.step().updated
+            True
         """
         before, self._syncing = self._syncing, False
         try:
@@ -361,7 +453,18 @@ class Engine:
                 as positional arguments, a dict as keyword arguments.
 
         Returns:
-            Mean loss of this rank's micro-batches.
+            Mean loss of this rank's micro-batches: a scalar fp32 tensor.
+
+        Raises:
+            EngineError: If there is no data, or the engine has no optimizer.
+
+        Example:
+            >>> class Model(torch.nn.Linear):
+            ...     def forward(self, x, y):
+            ...         return torch.nn.functional.mse_loss(super().forward(x), y)
+            >>> config = {"train_batch_size": 2, "optimizer": {"type": "Adam"}}
+            >>> engine, *_ = zerotrial.initialize(model=Model(4, 1), config=config)
+            >>> loss = engine.train_batch(iter([(torch.ones(2, 4), torch.ones(2, 1))]))
         """
         if data_iter is None:
             data_iter = self._default_batches()
@@ -377,9 +480,23 @@ class Engine:
     def eval_batch(self, data_iter: Iterator[Any] | None = None) -> Any:
         """Run one micro-batch through the module in evaluation mode, without gradients.
 
+        **Collective** at stage 3 and with model parallelism.
+
         Args:
-            data_iter: See :meth:`train_batch`; None uses a trial's validation loader during
-                validation.
+            data_iter: Iterator of micro-batches, see :meth:`train_batch`; None uses a trial's
+                validation loader during validation.
+
+        Returns:
+            Result of the module.
+
+        Raises:
+            EngineError: If there is no data.
+
+        Example:
+            >>> config = {"train_batch_size": 2}
+            >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            >>> engine.eval_batch(iter([torch.ones(2, 4)])).shape
+            torch.Size([2, 1])
         """
         data_iter = self._data_for_evaluation(data_iter)
         training = self.module.training
@@ -410,12 +527,35 @@ class Engine:
         return data
 
     def train(self, mode: bool = True) -> "Engine":  # noqa: FBT001, FBT002 - nn.Module's
-        """Set the module to training mode."""
+        """Set the module to training mode.
+
+        Args:
+            mode: False sets evaluation mode.
+
+        Returns:
+            The engine.
+
+        Example:
+            >>> config = {"train_batch_size": 2}
+            >>> engine, *_ = zerotrial.initialize(model=torch.nn.Dropout(), config=config)
+            >>> engine.train().module.training
+            True
+        """
         self.module.train(mode)
         return self
 
     def eval(self) -> "Engine":
-        """Set the module to evaluation mode."""
+        """Set the module to evaluation mode.
+
+        Returns:
+            The engine.
+
+        Example:
+            >>> config = {"train_batch_size": 2}
+            >>> engine, *_ = zerotrial.initialize(model=torch.nn.Dropout(), config=config)
+            >>> engine.eval().module.training
+            False
+        """
         self.module.eval()
         return self
 
@@ -441,6 +581,13 @@ class Engine:
 
         Raises:
             EngineError: If it is not a multiple, or while micro-batches wait for a boundary.
+
+        Example:
+            >>> config = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "Adam"}}
+            >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            >>> engine.set_train_batch_size(8)
+            >>> engine.batch.accumulation_steps
+            4
         """
         unit = self.batch.micro * self.batch.dp_world_size
         if train_batch_size < unit or train_batch_size % unit:
@@ -476,10 +623,18 @@ class Engine:
                 does not fit on one rank, or if not all ranks call it.
             replaced: Whether a later ``initialize()`` takes the model; errors of later calls then
                 name it.
+
+        Example:
+            >>> model = torch.nn.Linear(4, 1)
+            >>> config = {"train_batch_size": 2, "optimizer": {"type": "Adam"}}
+            >>> engine, *_ = zerotrial.initialize(model=model, config=config)
+            >>> engine.close()
+            >>> model(torch.ones(2, 4)).shape
+            torch.Size([2, 1])
         """
         if isinstance(self.stage, _ClosedStage):
             return
-        by = " by a later initialize() of its model; use the one which that returned"
+        by = " by a later initialize() of its model; use the engine that it returned"
         closed = cast("Stage", _ClosedStage(self.optimizer, by if replaced else ""))
         close_window(self._gradients)
         if self._trains:

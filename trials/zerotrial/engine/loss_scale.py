@@ -34,7 +34,9 @@ class StaticLossScaler:
 
 
 class DynamicLossScaler:
-    """Halves the scale when gradients overflow, doubles it after a window of clean steps.
+    """Loss scale that adapts to overflows of fp16 gradients.
+
+    It halves when gradients overflow, and doubles after a window of clean steps.
 
     Args:
         initial_scale_power: The scale starts at 2 to this power.
@@ -45,6 +47,15 @@ class DynamicLossScaler:
 
     Raises:
         ConfigError: If a number is out of range.
+
+    Example:
+        >>> from zerotrial.engine.loss_scale import DynamicLossScaler
+        >>> scaler = DynamicLossScaler(initial_scale_power=4, hysteresis=1)
+        >>> scaler.scale
+        16.0
+        >>> scaler.update(overflow=True)
+        >>> scaler.scale
+        8.0
     """
 
     def __init__(
@@ -76,13 +87,21 @@ class DynamicLossScaler:
         self._last_overflow = -1
 
     def update(self, overflow: bool) -> None:  # noqa: FBT001 - the name says it
-        """Take note of an optimizer step.
+        """Adapt the scale after an optimizer step.
 
         Args:
             overflow: Whether its gradient was not finite (the step is skipped).
 
         Raises:
             LossScaleError: If the scale would have to fall below its minimum.
+
+        Example:
+            >>> from zerotrial.engine.loss_scale import DynamicLossScaler
+            >>> scaler = DynamicLossScaler(initial_scale_power=4, loss_scale_window=2)
+            >>> for _ in range(3):
+            ...     scaler.update(overflow=False)
+            >>> scaler.scale
+            32.0
         """
         if overflow:
             self._shrink()
@@ -115,7 +134,16 @@ class DynamicLossScaler:
             self.scale *= 2
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint.
+
+        Returns:
+            ``scale`` (float), ``tolerance``, ``step`` and ``last_overflow`` (int).
+
+        Example:
+            >>> from zerotrial.engine.loss_scale import DynamicLossScaler
+            >>> DynamicLossScaler(initial_scale_power=4).state_dict()["scale"]
+            16.0
+        """
         return {
             "scale": self.scale,
             "tolerance": self._tolerance,
@@ -124,7 +152,18 @@ class DynamicLossScaler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was taken."""
+        """Restore the state of :meth:`state_dict`.
+
+        Args:
+            state: The saved state; only ``scale`` is required.
+
+        Example:
+            >>> from zerotrial.engine.loss_scale import DynamicLossScaler
+            >>> scaler = DynamicLossScaler()
+            >>> scaler.load_state_dict({"scale": 1024.0})
+            >>> scaler.scale
+            1024.0
+        """
         self.scale = float(state["scale"])
         self._tolerance = int(state.get("tolerance", self._hysteresis))
         self._step = int(state.get("step", 0))

@@ -68,7 +68,8 @@ class WindowState:
             position = f"after {self.ended} of {length} micro-batches of an accumulation window"
         return [
             f"gradient_accumulation_steps: must be {expected}, got {accumulation_steps}: the "
-            f"checkpoint was made {position}; load_optimizer_states=False leaves that window out"
+            f"checkpoint was made {position}; load_optimizer_states=False skips the "
+            "accumulated gradients"
         ]
 
     def to_dict(self, local_to_average: float | None) -> dict[str, Any]:
@@ -81,11 +82,19 @@ class WindowState:
 
 
 class Progress:
-    """Counters and window of one engine.
+    """Counters and accumulation window of one engine: ``engine.progress``.
 
     Args:
         batch: Batch sizes, with the number of micro-batches per window.
         managed: False: every ``step()`` ends a window of all micro-batches with a backward.
+
+    Example:
+        >>> config = {"train_batch_size": 2, "optimizer": {"type": "Adam"}}
+        >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+        >>> loss = engine.backward(engine(torch.ones(2, 4)).mean())
+        >>> result = engine.step()
+        >>> engine.progress.global_steps, engine.progress.global_samples
+        (1, 2)
     """
 
     def __init__(self, batch: BatchSizes, *, managed: bool = True) -> None:
@@ -127,9 +136,10 @@ class Progress:
 
     @property
     def at_last_backward(self) -> bool:
-        """Whether the next backward may communicate gradients, as the last one of the window.
+        """Whether the next backward is the last one of the window.
 
-        If another one follows nevertheless, the communicated gradients are kept and added to.
+        It may then communicate gradients. If another one follows nevertheless, the communicated
+        gradients are kept and added to.
         """
         if self.managed:
             return self.at_boundary
@@ -146,7 +156,7 @@ class Progress:
         return min(self.backwards, 1) if self.managed else self.backwards
 
     def end_micro_batch(self) -> None:
-        """Count one ``step()``."""
+        """Count the micro-batch of one ``step()``."""
         self.micro_steps += self._open_micro_batches
         self.ended += self._open_micro_batches
         self.backwards = 0
@@ -184,7 +194,17 @@ class Progress:
         self.ended = 0
 
     def counters(self) -> dict[str, int]:
-        """Return the counters by name."""
+        """Return the counters of the engine as a dict.
+
+        Returns:
+            ``global_steps``, ``micro_steps``, ``skipped_steps`` and ``global_samples`` (int).
+
+        Example:
+            >>> config = {"train_batch_size": 2}
+            >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            >>> engine.progress.counters()
+            {'global_steps': 0, 'micro_steps': 0, 'skipped_steps': 0, 'global_samples': 0}
+        """
         return {name: getattr(self, name) for name in _COUNTERS}
 
     # -- checkpoints ----------------------------------------------------------------------------

@@ -190,7 +190,7 @@ class Observer:
     """Whether :meth:`phase` measures anything."""
 
     measured: Mapping[str, float] = MappingProxyType({})
-    """Values of the last progress line, by the names in ``docs/engine.md``."""
+    """Values of the last progress line, by the names in ``docs/concepts/engine.md``."""
 
     def attach(self, engine: Any) -> None:
         """Attach to an engine that has been built."""

@@ -18,13 +18,14 @@ _SERIALIZABLE = (int, float, str, bool, torch.Tensor)
 
 
 class MetricReducer:
-    """Base class of metrics that need more than one number per batch, such as an F1 score.
+    """Base class of metrics that need more than per-batch averages.
 
-    Wrap the reducer once with ``context.wrap_reducer``. Add values in ``train_batch`` or
-    ``evaluate_batch`` through your own methods.
+    An F1 score, for example, is computed from the counts of all batches of all ranks. Wrap the
+    reducer once with ``context.wrap_reducer``. Add values in ``train_batch`` or ``evaluate_batch``
+    through your own methods.
 
     Example:
-        >>> class Accuracy(MetricReducer):
+        >>> class Accuracy(zerotrial.MetricReducer):
         ...     def reset(self):
         ...         self.correct = self.total = 0
         ...     def update(self, correct, total):
@@ -35,6 +36,11 @@ class MetricReducer:
         ...     def cross_slot_reduce(self, per_slot_metrics):
         ...         correct, total = map(sum, zip(*per_slot_metrics))
         ...         return correct / total
+        >>> accuracy = Accuracy()
+        >>> accuracy.reset()
+        >>> accuracy.update(correct=3, total=4)
+        >>> accuracy.cross_slot_reduce([accuracy.per_slot_reduce(), (1, 4)])
+        0.5
     """
 
     def reset(self) -> None:
@@ -48,13 +54,22 @@ class MetricReducer:
     def per_slot_reduce(self) -> Any:
         """Reduce this rank's values to one object that can be pickled.
 
+        Returns:
+            Any object, which :meth:`cross_slot_reduce` gets from every rank.
+
         Raises:
             NotImplementedError: If a subclass does not define it.
         """
         raise NotImplementedError
 
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        """Reduce the results of all ranks to a number, or to a dict if the reducer has no name.
+        """Reduce the results of all ranks to the metric.
+
+        Args:
+            per_slot_metrics: Results of :meth:`per_slot_reduce`, in the order of ranks.
+
+        Returns:
+            A number; or a dict of names to numbers if the reducer was wrapped without a name.
 
         Raises:
             NotImplementedError: If a subclass does not define it.
@@ -62,14 +77,21 @@ class MetricReducer:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the values since the last report for a checkpoint; empty by default.
+        """Return the values since the last report, for a checkpoint.
 
         Override it together with :meth:`load_state_dict` if a restart must not lose these values.
+
+        Returns:
+            Tensors, numbers, strings, and lists and dicts of them. Empty by default.
         """
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the values that :meth:`state_dict` returned."""
+        """Restore the values that :meth:`state_dict` returned.
+
+        Args:
+            state_dict: Saved values.
+        """
 
 
 class _FunctionReducer(MetricReducer):

@@ -26,7 +26,7 @@ _MODEL = ("get_model_parallel_group",)
 """Methods of an ``mpu``: Megatron's names, and DeepSpeed's."""
 
 
-def mesh_of(mpu: Any, module: nn.Module, *, cut_over: int = 1) -> Mesh:
+def mesh_of(mpu: Any, module: nn.Module, *, tensor_size: int = 1) -> Mesh:
     """Build the mesh from an ``mpu``. **Collective** over the ranks of a model replica.
 
     If it only provides a model-parallel group, the parameters decide: if any is marked, or the
@@ -35,7 +35,7 @@ def mesh_of(mpu: Any, module: nn.Module, *, cut_over: int = 1) -> Mesh:
     Args:
         mpu: Provider of groups, with Megatron's or DeepSpeed's names.
         module: This rank's part of the model, before a stage takes it over.
-        cut_over: Number of ranks over which the engine shards matrices.
+        tensor_size: Number of ranks over which the engine shards matrices.
 
     Raises:
         ConfigError: If the groups do not fit together, or leave the layout undefined.
@@ -49,7 +49,7 @@ def mesh_of(mpu: Any, module: nn.Module, *, cut_over: int = 1) -> Mesh:
     if tensor is None and pipe is None:
         parameters_by_rank = _gather_parameters(model, module)
         if not any(rank_parameters.marked for rank_parameters in parameters_by_rank):
-            is_tensor = model.size == cut_over
+            is_tensor = model.size == tensor_size
             return Mesh(Axis(), data, model) if is_tensor else Mesh(model, data)
         _check_replicated(parameters_by_rank)
         return Mesh(Axis(), data, model)

@@ -1,6 +1,6 @@
 """ZeRO stage 3 on torch before 2.13: adds what its ``fully_shard`` lacks.
 
-docs/torch_versions.md says what differs there.
+docs/contribute/torch_versions.md says what differs there.
 """
 
 # ruff: noqa: SLF001 - like zerotrial.engine.stage3.internals

@@ -43,6 +43,14 @@ class RepeatSampler(Sampler[Any]):
 
     Its length is that of one pass. Before each pass, ``set_epoch`` of the sampler is called with
     the number of the pass, if it has that method.
+
+    Args:
+        sampler: Any re-iterable collection with a length.
+
+    Example:
+        >>> from itertools import islice
+        >>> list(islice(zerotrial.samplers.RepeatSampler([0, 1, 2]), 5))
+        [0, 1, 2, 0, 1]
     """
 
     def __init__(self, sampler: Sized[Any]) -> None:
@@ -71,6 +79,11 @@ class DistributedSampler(Sampler[Any]):
 
     Raises:
         ValueError: If the rank is not one of the replicas.
+
+    Example:
+        >>> sampler = zerotrial.samplers.DistributedSampler([10, 11, 12], num_replicas=2, rank=1)
+        >>> list(sampler)
+        [11]
     """
 
     def __init__(self, sampler: Sized[Any], num_replicas: int, rank: int) -> None:
@@ -89,12 +102,21 @@ class DistributedSampler(Sampler[Any]):
 
 
 class SkipSampler(Sampler[Any]):
-    """Skip the first ``skip`` items of the first pass; later passes are complete.
+    """Skip the first items of the first pass.
 
-    Its length is that of a complete pass.
+    Later passes are complete. Its length is that of a complete pass.
+
+    Args:
+        sampler: Any re-iterable collection with a length.
+        skip: Number of items to skip.
 
     Raises:
         ValueError: If ``skip`` is negative.
+
+    Example:
+        >>> sampler = zerotrial.samplers.SkipSampler([0, 1, 2], skip=2)
+        >>> list(sampler), list(sampler)
+        ([2], [0, 1, 2])
     """
 
     def __init__(self, sampler: Sized[Any], skip: int) -> None:
@@ -115,6 +137,15 @@ class ReproducibleShuffleSampler(Sampler[Any]):
     """Shuffle reproducibly, with a new order in each pass.
 
     The order depends only on the seed and the number of the pass, so it is the same on every rank.
+
+    Args:
+        sampler: Items to shuffle.
+        seed: Seed of the order, usually ``context.get_trial_seed()``.
+
+    Example:
+        >>> sampler = zerotrial.samplers.ReproducibleShuffleSampler(range(4), seed=1)
+        >>> sorted(sampler)
+        [0, 1, 2, 3]
     """
 
     def __init__(self, sampler: Iterable[Any], seed: int) -> None:
@@ -128,7 +159,18 @@ class ReproducibleShuffleSampler(Sampler[Any]):
         return len(self._items)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the pass that the next ``iter()`` starts."""
+        """Set the pass that the next ``iter()`` starts.
+
+        Args:
+            epoch: Number of the pass, from 0.
+
+        Example:
+            >>> sampler = zerotrial.samplers.ReproducibleShuffleSampler(range(9), seed=1)
+            >>> first = list(sampler)
+            >>> sampler.set_epoch(0)
+            >>> list(sampler) == first
+            True
+        """
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
@@ -139,16 +181,56 @@ class ReproducibleShuffleSampler(Sampler[Any]):
 
 
 class RepeatBatchSampler(RepeatSampler):
-    """:class:`RepeatSampler` over batches of indices."""
+    """:class:`RepeatSampler` over batches of indices.
+
+    Args:
+        sampler: Batches of indices, with a length.
+
+    Example:
+        >>> from itertools import islice
+        >>> list(islice(zerotrial.samplers.RepeatBatchSampler([[0, 1], [2, 3]]), 3))
+        [[0, 1], [2, 3], [0, 1]]
+    """
 
 
 class DistributedBatchSampler(DistributedSampler):
-    """:class:`DistributedSampler` over batches of indices."""
+    """:class:`DistributedSampler` over batches of indices.
+
+    Args:
+        sampler: The same batches in the same order on every rank.
+        num_replicas: Data-parallel world size.
+        rank: Data-parallel rank.
+
+    Example:
+        >>> batches = [[0, 1], [2, 3]]
+        >>> sampler = zerotrial.samplers.DistributedBatchSampler(batches, num_replicas=2, rank=0)
+        >>> list(sampler)
+        [[0, 1]]
+    """
 
 
 class SkipBatchSampler(SkipSampler):
-    """:class:`SkipSampler` over batches of indices."""
+    """:class:`SkipSampler` over batches of indices.
+
+    Args:
+        sampler: Batches of indices, with a length.
+        skip: Number of batches to skip.
+
+    Example:
+        >>> list(zerotrial.samplers.SkipBatchSampler([[0, 1], [2, 3]], skip=1))
+        [[2, 3]]
+    """
 
 
 class ReproducibleShuffleBatchSampler(ReproducibleShuffleSampler):
-    """:class:`ReproducibleShuffleSampler` over batches of indices."""
+    """:class:`ReproducibleShuffleSampler` over batches of indices.
+
+    Args:
+        sampler: Batches of indices.
+        seed: Seed of the order.
+
+    Example:
+        >>> batches = [[0, 1], [2, 3]]
+        >>> sorted(zerotrial.samplers.ReproducibleShuffleBatchSampler(batches, seed=1))
+        [[0, 1], [2, 3]]
+    """

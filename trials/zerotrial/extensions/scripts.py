@@ -21,10 +21,16 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
     """Add the arguments that ``initialize(args=...)`` reads.
 
     Args:
-        parser: Of the script.
+        parser: Argument parser of the script.
 
     Returns:
-        The parser.
+        The parser, with ``--deepspeed`` and ``--deepspeed_config FILE``.
+
+    Example:
+        >>> import argparse
+        >>> parser = zerotrial.add_config_arguments(argparse.ArgumentParser())
+        >>> parser.parse_args(["--deepspeed_config", "ds_config.json"]).deepspeed_config
+        'ds_config.json'
     """
     group = parser.add_argument_group("Zerolab", "the engine")
     group.add_argument(
@@ -65,6 +71,11 @@ def init_distributed(  # noqa: PLR0917 - DeepSpeed's order
 
     Raises:
         ConfigError: If another launcher has started several processes without torch's variables.
+
+    Example:
+        >>> zerotrial.init_distributed()
+        >>> torch.distributed.get_world_size()
+        1
     """
     del auto_mpi_discovery, distributed_port, verbose, config
     if dist.is_initialized() or dist_init_required is False:

@@ -27,6 +27,7 @@ from zerolab.reports.reporter import Reporter
 from zerolab.storage.store import CheckpointStore
 from zerotrial.callbacks import Callback, CallbackList
 from zerotrial.context import ZeroTrialContext
+from zerotrial.loop.fit_result import SavedCheckpoint
 from zerotrial.loop.run_directories import LOCK_FILE
 from zerotrial.trial import ZeroTrial
 
@@ -90,8 +91,8 @@ class CheckpointManager:
         # A checkpoint passes through both, each with the batches completed at its save.
         self._pending_write: tuple[Draft, int] | None = None
         self._pending_upload: tuple[PendingUpload, int] | None = None
-        self.last_path: str | None = None
-        """Location of the checkpoint that was saved or loaded last."""
+        self.saved: list[SavedCheckpoint] = []
+        """Checkpoints that this run has loaded or saved, oldest first."""
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Save a checkpoint. **Collective**.
@@ -152,7 +153,8 @@ class CheckpointManager:
         if self._pending_upload is not None:
             (sending, steps), self._pending_upload = self._pending_upload, None
             self._saver.complete(sending, steps)
-            self.last_path = self._store.address.at(sending.draft.uuid)
+            uuid = sending.draft.uuid
+            self.saved.append(SavedCheckpoint(uuid, self._store.address.at(uuid), steps))
             self._callbacks.call("on_checkpoint_upload_end", sending.draft.uuid)
 
     def finish(self) -> None:
@@ -185,9 +187,11 @@ class CheckpointManager:
             NotFoundError: If the checkpoint is missing or damaged.
         """
         store = CheckpointStore.of_run(self._context.spec, ref.storage)
-        self.last_path = store.address.at(ref.uuid)
-        with store.restore_path(ref.uuid) as path:
-            return self._load_from(path, warm_start=ref.warm_start)
+        self.saved.append(
+            SavedCheckpoint(ref.uuid, store.address.at(ref.uuid), ref.steps_completed)
+        )
+        with store.restore_path(ref.uuid) as local_path:
+            return self._load_from(local_path, warm_start=ref.warm_start)
 
     def _load_from(self, path: Path, *, warm_start: bool) -> SavedState:
         if not (path / _TRIAL / "rank_0.pt").is_file():
@@ -205,7 +209,7 @@ class CheckpointManager:
             if name in saved.user["callbacks"]:
                 callback.load_state_dict(saved.user["callbacks"][name])
             elif type(callback).load_state_dict is not Callback.load_state_dict:
-                logger.warning("callback %r: the checkpoint holds no state of it", name)
+                logger.warning("callback %r: the checkpoint has no state of it", name)
         return saved
 
     @contextmanager

@@ -33,6 +33,7 @@ from zerotrial.loop.batch_checks import (
 )
 from zerotrial.loop.checkpoints import CheckpointManager, SavedState
 from zerotrial.loop.console import Console
+from zerotrial.loop.fit_result import FitResult, History, with_metrics
 from zerotrial.loop.metrics import Entry
 from zerotrial.loop.profiling import LoopTimings
 from zerotrial.loop.recorder import Recorder
@@ -139,10 +140,27 @@ class Controller:
         self._recorder.console = Console(run_dir, self._schedule.max_steps)
         return self._recorder.console
 
-    @property
-    def last_checkpoint(self) -> str | None:
-        """Location of the checkpoint that this run saved or loaded last; None if there is none."""
-        return self._checkpoints.last_path
+    def record_history(self) -> None:
+        """Store reported metrics for :meth:`result`."""
+        self._recorder.history = History()
+
+    def result(self, stop_reason: StopReason) -> FitResult:
+        """Return what a script gets from its fit.
+
+        Args:
+            stop_reason: From :meth:`run`.
+        """
+        history = self._recorder.history or History()
+        return FitResult(
+            stop_reason,
+            steps_completed=self.steps,
+            max_steps=self._schedule.max_steps,
+            history=history,
+            checkpoints=with_metrics(self._checkpoints.saved, history),
+            run_dir=Path(self._context.spec.run_dir),
+            metric=self._settings.metric,
+            smaller_is_better=self._settings.smaller_is_better,
+        )
 
     def run(self) -> StopReason:
         """Train to the end, or until a stop is requested. **Collective**.

@@ -182,10 +182,10 @@ def to_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _to_float(value: Any) -> float | None:
+    if isinstance(value, torch.Tensor):  # first: the loss of every batch
+        return float(value.item()) if value.numel() == 1 else None
     if isinstance(value, int | float | np.number | np.bool_):
         return float(value)
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return float(value.item())
     if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "fiub":
         return float(value.item())
     return None

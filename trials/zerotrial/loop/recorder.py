@@ -9,6 +9,7 @@ from zerolab.reports.reporter import Reporter
 from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
 from zerotrial.loop.console import Console
+from zerotrial.loop.fit_result import History
 from zerotrial.loop.metrics import Entry, UnreportedMetrics, average_by_batch, to_numbers
 from zerotrial.loop.profiling import LoopTimings
 
@@ -45,6 +46,8 @@ class Recorder:
         """Seconds of training in this run, without validations and checkpoints."""
         self.console: Console | None = None
         """Progress output of a script without a platform."""
+        self.history: History | None = None
+        """Reported metrics, of a script that gets them as a result; the same on all ranks."""
         self.batch_s = 0.0
         """Seconds of training in one batch, at the last measurement."""
         self._context = context
@@ -79,10 +82,13 @@ class Recorder:
             reducers.reset(training=True)
         if len(self._callbacks):
             self._callbacks.call("on_training_workload_end", averages, batches)
-        if self._reporter is not None:
+        if self._reporter is not None or self.history is not None:
             metrics = self._engine_metrics() | averages  # users' names take precedence
-            self._reporter.report_metrics("training", steps, metrics)
-            self._context.log_to_tensorboard("training", steps, metrics)
+            if self.history is not None:
+                self.history.add("training", steps, metrics)
+            if self._reporter is not None:
+                self._reporter.report_metrics("training", steps, metrics)
+                self._context.log_to_tensorboard("training", steps, metrics)
         if self.console is not None:
             self.console.training(steps, averages)
         if self.trained_s - self._measured_s >= _MIN_SPEED_INTERVAL_S:
@@ -135,12 +141,14 @@ class Recorder:
                 speed |= self._timings.pop_means()
             self._reporter.report_metrics("system", steps, speed)
             if self.console is not None:
-                self.console.speed(speed["samples_per_second"])
+                self.console.advance(steps, speed["samples_per_second"])
 
     def report_validation(
         self, steps: int, epochs: float | None, metrics: dict[str, float]
     ) -> None:
         """Report validation metrics, with the batches and epochs that searchers compare."""
+        if self.history is not None:
+            self.history.add("validation", steps, metrics)
         if self._reporter is None:
             return
         lengths = {"batches": float(steps)}

@@ -10,10 +10,19 @@ __all__ = ["Ending", "StopReason", "StopSignals"]
 
 
 class StopReason(enum.IntEnum):
-    """Reason why the loop ended; the largest of all ranks' reasons applies."""
+    """Reason why the loop ended; the largest of all ranks' reasons applies.
+
+    ``STOP_REQUESTED``: the trial requested it. ``PREEMPTED``: the server needs the slots, or paused
+    or stopped the trial. ``STALE``: another run has taken over. ``REACHED``: the trial reached the
+    length at which the searcher compares it with others.
+
+    Example:
+        >>> zerotrial.StopReason.FINISHED == 0
+        True
+    """
 
     FINISHED = 0
-    """It trained to its end; between the ranks, 0 stands for no reason to stop."""
+    """It trained to its end. In messages between ranks, 0 means no reason to stop."""
     STOP_REQUESTED = 1
     PREEMPTED = 2
     STALE = 3

@@ -22,6 +22,10 @@ class TrainUnit:
 
     Raises:
         ConfigError: If a number is below 1.
+
+    Example:
+        >>> TrainUnit([100, 1000])
+        TrainUnit(value=[100, 1000])
     """
 
     value: int | Collection[int]
@@ -35,12 +39,34 @@ class TrainUnit:
 
 @dataclass(frozen=True)
 class Batch(TrainUnit):
-    """Number of batches; one batch is one optimizer step on all ranks."""
+    """Number of batches; one batch is one optimizer step on all ranks.
+
+    Args:
+        value: Number of batches of a length or a period; or a collection of exact batches.
+
+    Raises:
+        ConfigError: If a number is below 1.
+
+    Example:
+        >>> zerotrial.Batch(1000)
+        Batch(value=1000)
+    """
 
 
 @dataclass(frozen=True)
 class Epoch(TrainUnit):
-    """Number of passes over the training data."""
+    """Number of passes over the training data.
+
+    Args:
+        value: Number of epochs of a length or a period; or a collection of exact epochs.
+
+    Raises:
+        ConfigError: If a number is below 1.
+
+    Example:
+        >>> zerotrial.Epoch(3)
+        Epoch(value=3)
+    """
 
 
 def read_unit(key: str, value: Any) -> TrainUnit:

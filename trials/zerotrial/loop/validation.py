@@ -322,7 +322,7 @@ class Validator:
         except StopIteration:
             raise TrialError(
                 f"evaluate_batch: must take {self._call_size} micro-batch(es) in one call with "
-                "next(dataloader_iter), and asked for more than there were"
+                "next(dataloader_iter), but requested more batches than exist"
             ) from None
         if batches is not None and batches.drawn == before and self._loader is not None:
             raise TrialError("evaluate_batch: must take its batch with next(dataloader_iter)")

@@ -149,7 +149,7 @@ def _launch(spec_file: Path, sigterm: DeferredSigterm) -> Outcome:
         with _staged(spec, spec_file) as staging_outcome:
             return staging_outcome or _run_ranks(spec)
     except StoppedEarlyError:
-        message = "the run was stopped by SIGTERM before its ranks began"
+        message = "the run was stopped by SIGTERM before its ranks started"
         # Ranks of other machines may wait for these, so a multi-node run has failed.
         code = -signal.SIGTERM if _is_multi_node(spec) else EXIT_PREEMPTED
         return Outcome(code, message, was_stopped=True)

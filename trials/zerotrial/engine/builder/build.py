@@ -121,6 +121,21 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
 
     Raises:
         ConfigError: With all problems of the arguments or the file.
+
+    Example:
+        >>> config = {
+        ...     "train_batch_size": 8,
+        ...     "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+        ...     "zero_optimization": {"stage": 2},
+        ... }
+        >>> model = torch.nn.Linear(4, 1)
+        >>> engine, optimizer, loader, schedule = zerotrial.initialize(model=model, config=config)
+        >>> for _ in range(3):
+        ...     loss = engine(torch.ones(8, 4)).square().mean()
+        ...     loss = engine.backward(loss)
+        ...     result = engine.step()
+        >>> engine.progress.global_steps
+        3
     """
     problems = invalid_arguments(optimizer, training_data)
     source = config if config is not None else config_params
@@ -368,9 +383,9 @@ def _optimizer_factory(
             else type(user_optimizer).__name__
         )
         problem = (
-            f"optimizer: must update each element by itself where tensor_parallel.size is "
+            f"optimizer: must be elementwise where tensor_parallel.size is "
             f"{config.tensor_parallel.size}, as no rank has a whole matrix, got {name}; use AdamW, "
-            "or give an optimizer of yours, which does so, the attribute elementwise = True"
+            "or set elementwise = True on an elementwise optimizer of yours"
         )
         raise ConfigError("initialize()", [problem])
     if user_optimizer is not None and "optimizer_probe" in ENGINE_PARTS:

@@ -46,7 +46,7 @@ def describe_config(config: EngineConfig, world_size: int, model: nn.Module) -> 
     if idle := ineffective_keys(config, entries):
         # A warning, because a plain script does not show lower levels.
         logger.warning(
-            "%s: accepted, and without effect here: %s; `zerolab config check` says why",
+            "%s: accepted, without effect: %s; `zerolab config check` shows the reason",
             config.source,
             ", ".join(idle),
         )

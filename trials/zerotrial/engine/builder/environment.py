@@ -161,11 +161,11 @@ def _make_mesh(
         problem = "zero_optimization.mics_shard_size: must be -1 with an mpu, which gives the "
         raise ConfigError("initialize()", [f"{problem}groups, got {shard}"])
     if is_pipeline(model):
-        problem = "mpu: is not needed for a PipelineModule, which says how ranks are laid out"
+        problem = "mpu: must be left out with a PipelineModule, which defines the layout of ranks"
         raise ConfigError("initialize()", [problem])
-    mesh = Mesh() if world is None else ENGINE_PARTS["mpu"](mpu, model, cut_over=tensor)
+    mesh = Mesh() if world is None else ENGINE_PARTS["mpu"](mpu, model, tensor_size=tensor)
     if tensor not in (1, mesh.tensor.size):
         actual = f"got {tensor} with {mesh.tensor.size} tensor-parallel ranks"
-        problem = f"tensor_parallel.size: must be what mpu says, or be left out, {actual}"
+        problem = f"tensor_parallel.size: must be the size of mpu, or be left out, {actual}"
         raise ConfigError("initialize()", [problem])
     return mesh

@@ -1,7 +1,7 @@
 """Checkpoints of an engine: save and load, for any stage and any number of ranks.
 
 :mod:`zerotrial.engine.checkpoint.save` documents the files,
-:mod:`zerotrial.engine.checkpoint.load` how they are read, and docs/decisions/001 the reasons.
+:mod:`zerotrial.engine.checkpoint.load` how they are read, and docs/contribute/decisions/001 why.
 """
 
 import logging
@@ -35,7 +35,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class EngineCheckpoint:
-    """Saves and loads the training state of one engine."""
+    """Saves and loads the training state of one engine: ``engine.checkpoint``.
+
+    Example:
+        >>> config = {"train_batch_size": 2, "optimizer": {"type": "Adam"}}
+        >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+        >>> path = engine.checkpoint.save("checkpoints", "first")
+        >>> path, client_state = engine.checkpoint.load("checkpoints", "first")
+        >>> path
+        'checkpoints/first'
+    """
 
     module: nn.Module
     stage: Stage
@@ -125,6 +134,12 @@ class EngineCheckpoint:
 
         Raises:
             CheckpointError: On all ranks, if it could not be written.
+
+        Example:
+            >>> config = {"train_batch_size": 2, "optimizer": {"type": "Adam"}}
+            >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            >>> engine.checkpoint.save("checkpoints", client_state={"epoch": 3})
+            'checkpoints/global_step0'
         """
         self._wait()
         directory = _checked_directory("save_dir", save_dir)
@@ -187,6 +202,14 @@ class EngineCheckpoint:
         Raises:
             CheckpointNotFoundError: If it does not exist; training never silently restarts.
             CheckpointError: On all ranks, if a file is missing or damaged, or does not fit.
+
+        Example:
+            >>> config = {"train_batch_size": 2, "optimizer": {"type": "Adam"}}
+            >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            >>> path = engine.checkpoint.save("checkpoints", client_state={"epoch": 3})
+            >>> path, client_state = engine.checkpoint.load("checkpoints")
+            >>> client_state
+            {'epoch': 3}
         """
         selection = Selection(
             optimizer_states=optimizer_states,
@@ -211,6 +234,12 @@ class EngineCheckpoint:
 
         Raises:
             CheckpointError: On all ranks, if it could not be written.
+
+        Example:
+            >>> config = {"train_batch_size": 2, "optimizer": {"type": "Adam"}}
+            >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            >>> path = engine.checkpoint.save("checkpoints", async_save=True)
+            >>> engine.checkpoint.wait()
         """
         self._wait()
 

@@ -331,7 +331,7 @@ def read_latest(directory: Path) -> str:
     try:
         text = path.read_text()
     except FileNotFoundError:
-        msg = f"{path}: missing, so no checkpoint to load; pass tag= to load one that is there"
+        msg = f"{path}: missing, so no checkpoint to load; pass tag= to load an existing checkpoint"
         raise NothingSavedError(msg) from None
     except (OSError, ValueError) as error:
         msg = f"{path}: cannot be read: {error}"

@@ -25,7 +25,22 @@ class GroupRanks(Ranks):
         self.size = 1 if group is None else dist.get_world_size(group)
 
     def allgather(self, value: T, operation: str = "allgather") -> list[T]:
-        """Return the values of all ranks, in rank order. **Collective**."""
+        """Return the values of all ranks. **Collective**.
+
+        Args:
+            value: Any object that can be pickled.
+            operation: Name of the exchange, for errors.
+
+        Returns:
+            The values in the order of ranks.
+
+        Raises:
+            CollectiveError: If a rank does not take part in time.
+
+        Example:
+            >>> zerotrial.Distributed().allgather(0.5)
+            [0.5]
+        """
         if self._group is None:
             return [value]
         values: list[Any] = [None] * self.size
@@ -34,7 +49,23 @@ class GroupRanks(Ranks):
         return values
 
     def broadcast(self, value: T, operation: str = "broadcast", *, src: int = 0) -> T:
-        """Return the value of rank ``src`` of the group. **Collective**."""
+        """Return one rank's value on every rank. **Collective**.
+
+        Args:
+            value: Any object that can be pickled; ignored on other ranks.
+            operation: Name of the exchange, for errors.
+            src: Rank whose value is sent; the chief by default.
+
+        Returns:
+            The value of rank ``src``.
+
+        Raises:
+            CollectiveError: If a rank does not take part in time.
+
+        Example:
+            >>> zerotrial.Distributed().broadcast("run-7")
+            'run-7'
+        """
         if self._group is None:
             return value
         box: list[Any] = [value]
@@ -46,7 +77,17 @@ class GroupRanks(Ranks):
         return received
 
     def barrier(self, operation: str = "barrier") -> None:
-        """Wait for every rank. **Collective**."""
+        """Wait until every rank has called this. **Collective**.
+
+        Args:
+            operation: Name of the exchange, for errors.
+
+        Raises:
+            CollectiveError: If a rank does not take part in time.
+
+        Example:
+            >>> zerotrial.Distributed().barrier()
+        """
         if self._group is not None:
             group = self._group
             self._exchange(operation, lambda: dist.barrier(group=group))

@@ -18,11 +18,11 @@ Rates = float | Sequence[float]
 
 
 class LRSchedule:
-    """Base class of schedules: a counter, and a rate for each parameter group at that count.
+    """Base class of schedules, which set the rate of each parameter group.
 
-    ``it`` is -1 at first. Each :meth:`step`, one per applied optimizer step, increments it and sets
-    the rates. A schedule's arguments are the fields of its :attr:`section`, in their order, by
-    position or by name.
+    ``last_batch_iteration`` is -1 at first. Each :meth:`step`, one per applied optimizer step,
+    increments it and sets the rates. A schedule's arguments are the fields of its :attr:`section`,
+    in their order, by position or by name.
 
     Args:
         optimizer: Optimizer whose ``param_groups`` get the rates.
@@ -32,6 +32,23 @@ class LRSchedule:
     Raises:
         ConfigError: With one line per invalid argument.
         TypeError: For unknown or missing arguments.
+
+    Example:
+        >>> from zerolab.schema.section import PositiveInt, Section
+        >>> from zerotrial.engine.lr_schedules import LRSchedule
+        >>> class HalvingParams(Section):
+        ...     halve_every: PositiveInt = 1000
+        >>> class HalvingLR(LRSchedule):
+        ...     section = HalvingParams
+        ...     def prepare(self):
+        ...         self.base = self.get_last_lr()
+        ...     def rates(self, it):
+        ...         return [rate / 2 ** ((it + 1) // self.given.halve_every) for rate in self.base]
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        >>> schedule = HalvingLR(optimizer, halve_every=1)
+        >>> schedule.step()
+        >>> schedule.get_last_lr()
+        [0.05]
     """
 
     section: ClassVar[type[Section]]
@@ -69,19 +86,41 @@ class LRSchedule:
         """Prepare the schedule and set the first rates; the arguments are validated."""
 
     def rates(self, it: int) -> list[float]:
-        """Return the learning rate of each group after ``step()`` number ``it + 1``."""
+        """Return the learning rate of each parameter group.
+
+        Args:
+            it: Count of :meth:`step`, from 0 for the first one.
+
+        Returns:
+            One rate per group.
+
+        Raises:
+            NotImplementedError: If a subclass does not define it.
+        """
         raise NotImplementedError
 
     def get_lr(self) -> list[float]:
-        """Return the rates at the current count."""
+        """Return the rates at the current count.
+
+        Returns:
+            One rate per parameter group.
+        """
         return self.rates(self.last_batch_iteration)
 
     def get_last_lr(self) -> list[float]:
-        """Return the rates that were set last."""
+        """Return the rates that were set last.
+
+        Returns:
+            One rate per parameter group.
+        """
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def step(self, last_batch_iteration: int | None = None) -> None:
-        """Advance to the next optimizer step, or to a given one, and set the rates."""
+        """Advance to the next optimizer step and set the rates.
+
+        Args:
+            last_batch_iteration: Count to set; None increments it.
+        """
         if last_batch_iteration is None:
             last_batch_iteration = self.last_batch_iteration + 1
         self.last_batch_iteration = last_batch_iteration
@@ -91,11 +130,19 @@ class LRSchedule:
         set_rates(self.optimizer, self.rates(it))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
+        """Return the state for a checkpoint.
+
+        Returns:
+            ``last_batch_iteration`` (int), and further keys of a subclass.
+        """
         return {"last_batch_iteration": self.last_batch_iteration}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of :meth:`state_dict`; the optimizer keeps its rates."""
+        """Restore the result of :meth:`state_dict`; the optimizer keeps its rates.
+
+        Args:
+            state: The saved state.
+        """
         self.last_batch_iteration = int(state["last_batch_iteration"])
 
 

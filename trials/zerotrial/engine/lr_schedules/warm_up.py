@@ -42,6 +42,15 @@ class WarmupLR(LRSchedule):
         warmup_num_steps: Length of the warm-up; at least 2.
         warmup_type: See :func:`warmup_share`.
         last_batch_iteration: Count at which to continue.
+
+    Example:
+        >>> from zerotrial.engine.lr_schedules import WarmupLR
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        >>> schedule = WarmupLR(optimizer, 0.0, 0.1, warmup_num_steps=4, warmup_type="linear")
+        >>> for _ in range(3):
+        ...     schedule.step()
+        >>> schedule.get_last_lr()
+        [0.05]
     """
 
     section: ClassVar[type[Section]] = WarmupParams
@@ -110,6 +119,15 @@ class WarmupDecayLR(WarmupLR):
         warmup_num_steps: See :class:`WarmupLR`.
         warmup_type: See :class:`WarmupLR`.
         last_batch_iteration: Count at which to continue.
+
+    Example:
+        >>> from zerotrial.engine.lr_schedules import WarmupDecayLR
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        >>> schedule = WarmupDecayLR(optimizer, 10, warmup_max_lr=0.1, warmup_num_steps=2)
+        >>> for _ in range(11):
+        ...     schedule.step()
+        >>> schedule.get_last_lr()
+        [0.0]
     """
 
     section: ClassVar[type[Section]] = WarmupDecayParams
@@ -124,7 +142,7 @@ class WarmupDecayLR(WarmupLR):
 
 
 class WarmupCosineLR(LRSchedule):
-    """Warm-up to the optimizer's rates, then a cosine down to a share of them.
+    """Warm-up to the optimizer's rates, then a cosine decay.
 
     As in DeepSpeed the first optimizer step runs at rate 0, regardless of ``warmup_min_ratio``; the
     second runs at that ratio.
@@ -137,6 +155,15 @@ class WarmupCosineLR(LRSchedule):
         cos_min_ratio: Share at the end.
         warmup_type: See :func:`~zerotrial.engine.lr_schedules.warm_up.warmup_share`.
         last_batch_iteration: Count at which to continue.
+
+    Example:
+        >>> from zerotrial.engine.lr_schedules import WarmupCosineLR
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        >>> schedule = WarmupCosineLR(optimizer, 100, warmup_num_steps=10, cos_min_ratio=0.0)
+        >>> for _ in range(100):
+        ...     schedule.step()
+        >>> schedule.get_last_lr()
+        [0.0]
     """
 
     section: ClassVar[type[Section]] = WarmupCosineParams

@@ -77,7 +77,7 @@ def warn_of_memory(directory: Path, key: str) -> None:
         key: Key of the configuration.
     """
     if is_in_memory(directory):
-        text = "%s: %s is a file system in memory (tmpfs): what is offloaded there frees nothing"
+        text = "%s: %s is a file system in memory (tmpfs): offloading there saves no memory"
         logger.warning(text, key, directory)
 
 

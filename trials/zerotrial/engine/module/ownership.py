@@ -172,8 +172,8 @@ def close_conflicting_engines(
             ownership.close()
             if log:
                 logger.warning(
-                    "initialize(): an earlier engine trained this model (%s) and is closed now; "
-                    "use the one that is returned",
+                    "initialize(): an earlier engine trained this model (%s) and is closed; "
+                    "use the engine that initialize() returns",
                     type(module).__name__,
                 )
             replaced.update(ownership.replaced)

@@ -44,6 +44,6 @@ def _take_fsdp_for_the_engine() -> None:
     os.environ.update(variables)
     if os.environ.get("RANK", "0") == "0":
         sys.stderr.write(
-            f"{ENV_AS_DEEPSPEED}: the FSDP section of accelerate's file is taken for stage "
+            f"{ENV_AS_DEEPSPEED}: the FSDP section of accelerate's file is read as stage "
             f"{variables['ACCELERATE_DEEPSPEED_ZERO_STAGE']}; unset the variable for torch's FSDP\n"
         )

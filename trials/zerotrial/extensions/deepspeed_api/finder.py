@@ -103,7 +103,7 @@ def install(*, force: bool = False) -> None:
         raise ConfigError(
             "zerotrial.extensions.deepspeed_api",
             [
-                f"deepspeed: must not be installed where Zerolab stands in for it, found {real}; "
+                f"deepspeed: must not be installed where Zerolab replaces it, found {real}; "
                 f"uninstall it, use an environment without it, or set {ENV_AS_DEEPSPEED}=force"
             ],
         )

@@ -79,8 +79,12 @@ class _ForeignEngineView(EngineView):
         return self.engine
 
     def numbers(self) -> dict[str, float]:
-        values = {name: number(read()) for name, read in self._readers}
-        return {name: value for name, value in values.items() if value is not None}
+        values: dict[str, float] = {}
+        for name, read in self._readers:
+            value = number(read())
+            if value is not None:
+                values[name] = value
+        return values
 
     @cached_property
     def _readers(self) -> list[tuple[str, Callable[[], Any]]]:

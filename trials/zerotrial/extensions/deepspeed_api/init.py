@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _WHOLE = (
     "until initialize() the ranks of a host hold the model together in its memory, a rank alone in "
-    "files of TMPDIR; then the engine file says where parameters lie"
+    "files of TMPDIR; then the engine file defines where parameters are stored"
 )
 
 

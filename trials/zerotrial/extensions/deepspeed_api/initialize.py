@@ -45,7 +45,7 @@ def _clipped(config: EngineConfig, *, trains: bool) -> EngineConfig:
         return config
     if trains and os.environ.get("RANK", "0") == "0":
         logger.warning(
-            "%s: gradient_clipping: is not there; taken for %s, as DeepSpeed %s does; 0 is off",
+            "%s: gradient_clipping: is missing; %s is used, as DeepSpeed %s does; 0 is off",
             config.source,
             DEFAULT_CLIPPING,
             VERSION,
@@ -119,7 +119,7 @@ def _counted_by_replica(config: EngineConfig) -> EngineConfig:
         return config
     if os.environ.get("RANK", "0") == "0":
         logger.warning(
-            "%s: train_batch_size: %d counts each rank of a cut model, as DeepSpeed does; left out",
+            "%s: train_batch_size: %d counts each model-parallel rank, as DeepSpeed does; ignored",
             config.source,
             config.train_batch_size,
         )

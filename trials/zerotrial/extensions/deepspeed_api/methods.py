@@ -94,7 +94,7 @@ class DeepSpeedMethods:
         """
         if not self.progress.managed:
             msg = "set_gradient_accumulation_boundary(): managed_gradient_accumulation must be true"
-            raise EngineError(f"{msg}, got false; each step() is a boundary: call it there alone")
+            raise EngineError(f"{msg}, got false; each step() is a boundary: call it only there")
         self.progress.manual_boundary = is_boundary
 
     def was_step_applied(self) -> bool:

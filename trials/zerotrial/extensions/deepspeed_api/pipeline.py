@@ -98,12 +98,12 @@ class PipelineEngine(engine.PipelineEngine, PipelineMethods, DeepSpeedEngine):  
             )
         if compute_loss and reduce_output is None:
             raise EngineError(
-                "eval_batch(): reduce_output=None goes with compute_loss=False alone; for the loss "
+                "eval_batch(): reduce_output=None requires compute_loss=False; for the loss "
                 "of each micro-batch call eval_batch(data_iter, num_micro_batches=1) as often"
             )
         if not compute_loss and reduce_output is not None:
             raise EngineError(
-                "eval_batch(): compute_loss=False goes with reduce_output=None alone, got "
+                "eval_batch(): compute_loss=False requires reduce_output=None, got "
                 f"{reduce_output!r}: outputs of different samples are not averaged; pass "
                 "reduce_output=None, which gives those of each micro-batch on the last stage"
             )

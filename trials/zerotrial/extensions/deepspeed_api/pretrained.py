@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["patch_when_imported"]
 
 _DEVICE_MAP = (
-    "device_map: must be left out at stage 3, where the engine says what lies where, got {}; "
+    "device_map: must be left out at stage 3, where the engine places parameters, got {}; "
     "load the model where no HfDeepSpeedConfig or TrainingArguments(deepspeed=...) of stage 3 is "
     "alive, if it is not for training"
 )

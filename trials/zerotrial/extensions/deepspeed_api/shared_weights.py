@@ -98,7 +98,7 @@ class HostMemory:
                 return map_to_disk(parameter, self._folder)
             except OSError as error:
                 text = "%s: %s: must have room for the model until initialize(), got: %s; "
-                text += "what is loaded from now on stays in memory; TMPDIR names another folder"
+                text += "further weights stay in memory; set TMPDIR to another folder"
                 logger.warning(text, _WHO, self._folder, error.strerror or error)
                 self._folder = None
         return (

@@ -29,7 +29,7 @@ class MissingName:
         self.__qualname__ = self.__name__
 
     def _message(self) -> str:
-        text = "Zerolab stands in for deepspeed, and has no counterpart"
+        text = "Zerolab replaces deepspeed, and does not provide it"
         return f"{self._fullname}: {text}{self._remedy}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:

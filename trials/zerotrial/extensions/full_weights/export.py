@@ -18,11 +18,12 @@ __all__ = ["read_weights", "write_weights"]
 
 
 def read_weights(directory: str | PathLike[str], tag: str | None = None) -> dict[str, Tensor]:
-    """Read all weights and buffers of a checkpoint into memory, without an engine.
+    """Read all weights and buffers of a checkpoint into memory.
 
     Args:
-        directory: Directory passed to ``save_checkpoint``; any stage and number of ranks.
-        tag: None means the tag in ``latest``.
+        directory: Directory of a trial's checkpoint, or the one passed to ``save_checkpoint``; any
+            stage and number of ranks.
+        tag: None means the tag in ``latest``; ``model1`` is the second engine of a trial.
 
     Returns:
         Weights by the module's names, including tied ones; trained weights are fp32.
@@ -30,6 +31,17 @@ def read_weights(directory: str | PathLike[str], tag: str | None = None) -> dict
     Raises:
         CheckpointNotFoundError: If there is no such checkpoint.
         CheckpointError: If a file is damaged or missing.
+
+    Example:
+        >>> import torch
+        >>> import zerotrial
+        >>> model = torch.nn.Linear(2, 1)
+        >>> config = {"train_batch_size": 1, "optimizer": {"type": "Adam", "params": {"lr": 0.1}}}
+        >>> engine, *_ = zerotrial.initialize(model=model, config=config)
+        >>> _ = engine.save_checkpoint("checkpoints", tag="first")
+        >>> weights = zerotrial.read_weights("checkpoints")
+        >>> {name: tuple(weight.shape) for name, weight in weights.items()}
+        {'bias': (1,), 'weight': (1, 2)}
     """
     path = find(Path(directory), tag)
     manifest = Manifest.read(path)

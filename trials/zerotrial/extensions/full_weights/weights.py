@@ -33,7 +33,17 @@ _WEIGHT, _GRADIENT = "weight", "gradient"
 
 
 class FullWeights:
-    """Reads and writes full weights, gradients and optimizer states of one engine."""
+    """Full weights, gradients and optimizer states of an engine: ``engine.weights``.
+
+    Args:
+        engine: The engine.
+
+    Example:
+        >>> config = {"train_batch_size": 2, "optimizer": {"type": "Adam"}}
+        >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+        >>> engine.weights.full("weight").shape
+        torch.Size([1, 4])
+    """
 
     def __init__(self, engine: Any) -> None:
         self.module: nn.Module = engine.module
@@ -61,6 +71,13 @@ class FullWeights:
 
         Raises:
             EngineError: On all ranks, if no parameter has the name.
+
+        Example:
+            >>> config = {"train_batch_size": 2, "optimizer": {"type": "Adam"}}
+            >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            >>> loss = engine.backward(engine(torch.ones(2, 4)).mean())
+            >>> engine.weights.full("bias", "gradient")
+            tensor([1.])
         """
         return self._on_owning_stage(name, lambda first: self._full(first, kind))
 
@@ -95,6 +112,13 @@ class FullWeights:
         Raises:
             EngineError: On all ranks, if no parameter has the name, the shape differs, or the
                 parameter has no tensor of this kind.
+
+        Example:
+            >>> config = {"train_batch_size": 2, "optimizer": {"type": "Adam"}}
+            >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            >>> engine.weights.set_full("bias", torch.tensor([0.5]))
+            >>> engine.module.bias.item()
+            0.5
         """
         full = full_tensor_of(value) if isinstance(value, Tensor) else value
         self._on_owning_stage(name, lambda first: self._set_full(name, first, full, kind))
@@ -138,8 +162,18 @@ class FullWeights:
             modifier_rank: Data-parallel rank whose changes are copied to all ranks at the end;
                 None: changes are lost at stage 3.
 
+        Yields:
+            Nothing.
+
         Raises:
             EngineError: If no parameter has one of the names.
+
+        Example:
+            >>> config = {"train_batch_size": 2, "optimizer": {"type": "Adam"}}
+            >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            >>> with engine.weights.gathered(["weight"], modifier_rank=0):
+            ...     torch.nn.init.ones_(engine.module.weight).sum().item()
+            4.0
         """
         firsts = self._first_names(names)
         with self.watchdog.call("gathered"), self.stage.gathered(frozenset(firsts)):
@@ -188,6 +222,12 @@ class FullWeights:
         Returns:
             On rank 0 like ``module.state_dict()``, with all names of tied parameters, which share
             one tensor; on other ranks empty.
+
+        Example:
+            >>> config = {"train_batch_size": 2, "optimizer": {"type": "Adam"}}
+            >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            >>> sorted(engine.weights.full_state_dict())
+            ['bias', 'weight']
         """
         return self._full_state(dtype, frozen=not exclude_frozen_parameters)
 
@@ -206,8 +246,8 @@ class FullWeights:
     ) -> str:
         """Write all weights and buffers to one safetensors file. **Collective**.
 
-        Read it with ``model.load_state_dict(safetensors.torch.load_file(path))``: tied parameters
-        are stored under each of their names. Rank 0 needs host memory for the full model.
+        Tied parameters are stored under each of their names. Rank 0 needs host memory for the full
+        model.
 
         Args:
             path: Path of the file, which appears when it is complete.
@@ -220,6 +260,14 @@ class FullWeights:
 
         Raises:
             CheckpointError: On all ranks, if the file cannot be written.
+
+        Example:
+            >>> from safetensors.torch import load_file
+            >>> config = {"train_batch_size": 2, "optimizer": {"type": "Adam"}}
+            >>> engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 1), config=config)
+            >>> path = engine.weights.export("model.safetensors", dtype=torch.bfloat16)
+            >>> torch.nn.Linear(4, 1).load_state_dict(load_file(path))
+            <All keys matched successfully>
         """
         ranks = CheckpointRanks(self.mesh.saving.group)
         tensors = self._full_state(dtype, frozen=not exclude_frozen_parameters)

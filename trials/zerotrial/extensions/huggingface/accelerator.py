@@ -53,7 +53,7 @@ def _state_of_trial(context: Context) -> Path | None:
         return None  # a Trainer's: it puts it back itself
     run.put_back(context, latest.uuid, Path(folder))
     STEPS.before = latest.steps_completed
-    logger.info("the state of batch %d lies in %s again", latest.steps_completed, folder)
+    logger.info("restored the state of batch %d to %s", latest.steps_completed, folder)
     return Path(folder)
 
 
@@ -101,9 +101,9 @@ def _count(stepping: object) -> None:
 @functools.cache
 def _tell_what_is_waited_for() -> None:
     logger.warning(
-        "the trial is asked to leave in batch %d, and waits for the script's next "
-        "accelerator.save_state(): what is trained until then is kept, and what it saves is where "
-        "it goes on; save more often to leave earlier",
+        "the trial is to be preempted at batch %d; it exits after the next "
+        "accelerator.save_state(), and resumes from that state. Call save_state() more often to "
+        "exit earlier",
         STEPS.completed,
     )
 

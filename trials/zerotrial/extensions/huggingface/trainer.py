@@ -108,7 +108,7 @@ class ZerolabCallback(TrainerCallback):  # type: ignore[misc]  # its types are s
         try:
             run.put_back(context, best, output / f"checkpoint-{step}")
         except NotFoundError as error:
-            logger.warning("the best checkpoint so far, of batch %d, is gone: %s", step, error)
+            logger.warning("the best checkpoint so far, of batch %d, is missing: %s", step, error)
         else:
             self._best = (step, best)
 

@@ -10,7 +10,9 @@ __all__ = ["OneCycle"]
 
 
 class OneCycle(LRSchedule):
-    """One rise and fall between two rates, momentum the other way, then a decay.
+    """One rise and fall of the rates, then a decay.
+
+    The momentum moves in the opposite direction.
 
     Args:
         optimizer: Optimizer whose rates are set.
@@ -30,6 +32,16 @@ class OneCycle(LRSchedule):
 
     References:
         Smith, arXiv:1803.09820.
+
+    Example:
+        >>> from zerotrial.engine.lr_schedules import OneCycle
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+        >>> schedule = OneCycle(optimizer, 0.01, 0.1, cycle_first_step_size=10)
+        >>> for _ in range(10):
+        ...     schedule.step()
+        >>> round(schedule.get_last_lr()[0], 6)
+        0.1
     """
 
     section: ClassVar[type[Section]] = OneCycleParams
@@ -81,7 +93,21 @@ class OneCycle(LRSchedule):
         return [low / (1.0 + self.given.decay_lr_rate * self._decay(it)) for low in self._min]
 
     def momentum(self, it: int) -> list[float]:
-        """Return the momentum of each group after ``step()`` number ``it + 1``."""
+        """Return the momentum of each parameter group.
+
+        Args:
+            it: Count of :meth:`step`, from 0 for the first one.
+
+        Returns:
+            One momentum per group.
+
+        Example:
+            >>> from zerotrial.engine.lr_schedules import OneCycle
+            >>> weight = torch.nn.Parameter(torch.ones(1))
+            >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+            >>> OneCycle(optimizer, 0.01, 0.1, cycle_first_step_size=10).momentum(9)
+            [0.8]
+        """
         if it < self._total:
             height = self._height(it)
             return [high - (high - low) * height for low, high in self._momenta]
@@ -92,7 +118,15 @@ class OneCycle(LRSchedule):
         """Return the current betas or momentum of each group.
 
         Returns:
-            None if the momentum does not change.
+            One number, or a pair of betas, per parameter group; None if the momentum does not
+            change.
+
+        Example:
+            >>> from zerotrial.engine.lr_schedules import OneCycle
+            >>> weight = torch.nn.Parameter(torch.ones(1))
+            >>> optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+            >>> OneCycle(optimizer, 0.01, 0.1).get_mom()
+            [0.9]
         """
         if not self._moves_momentum:
             return None

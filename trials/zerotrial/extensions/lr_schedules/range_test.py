@@ -22,6 +22,14 @@ class LRRangeTest(LRSchedule):
 
     References:
         Smith, arXiv:1506.01186, section 3.3.
+
+    Example:
+        >>> from zerotrial.engine.lr_schedules import LRRangeTest
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        >>> schedule = LRRangeTest(optimizer, 0.001, lr_range_test_step_size=1)
+        >>> schedule.step()
+        >>> schedule.get_last_lr()
+        [0.002]
     """
 
     section: ClassVar[type[Section]] = LRRangeTestParams

@@ -184,6 +184,11 @@ def model_in_files(directory: Path | str) -> Iterator[None]:
 
     Raises:
         EngineError: If the disk has no room.
+
+    Example:
+        >>> from zerotrial.engine import model_in_files
+        >>> with model_in_files("."):
+        ...     model = torch.nn.Linear(4, 1)
     """
     return_freed_memory()
     files = FileMemory(Path(directory), "model_in_files()")

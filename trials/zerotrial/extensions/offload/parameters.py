@@ -48,9 +48,8 @@ class ParameterFiles(FileMemory):
         if not inputs.optimizer_factory.elementwise:
             problem = (
                 "zero_optimization.offload_param.device: must be none or cpu for an optimizer that "
-                "looks at parameters as a whole, as it needs copies of them in memory, got nvme; "
-                "use AdamW, or give an optimizer of yours, which updates each element by itself, "
-                "the attribute elementwise = True"
+                "is not elementwise, as it needs full parameters in memory, got nvme; use AdamW, "
+                "or set elementwise = True on an elementwise optimizer of yours"
             )
             raise ConfigError("initialize()", [problem])
         super().__init__(Path(str(inputs.config.zero_optimization.offload_param.nvme_path)))

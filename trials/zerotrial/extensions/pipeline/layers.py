@@ -31,6 +31,10 @@ class LayerSpec:
 
     Raises:
         ConfigError: If it is not callable.
+
+    Example:
+        >>> zerotrial.LayerSpec(torch.nn.Linear, 4, 1, bias=False).build()
+        Linear(in_features=4, out_features=1, bias=False)
     """
 
     def __init__(self, typename: Callable[..., Any], *module_args: Any, **module_kwargs: Any):
@@ -44,7 +48,15 @@ class LayerSpec:
         self.module_kwargs = module_kwargs
 
     def build(self) -> Any:
-        """Build the layer."""
+        """Build the layer on this rank.
+
+        Returns:
+            Result of the class or callable.
+
+        Example:
+            >>> zerotrial.LayerSpec(torch.nn.ReLU).build()
+            ReLU()
+        """
         return self.typename(*self.module_args, **self.module_kwargs)
 
     @property
@@ -72,6 +84,15 @@ class TiedLayerSpec(LayerSpec):
         forward_fn: Called with the layer and its input instead of the layer.
         tied_weight_attr: Weights that DeepSpeed shares; the layer must have them.
         module_kwargs: Its keyword arguments.
+
+    Example:
+        >>> def logits(embedding, hidden):
+        ...     return hidden @ embedding.weight.T
+        >>> layers = [
+        ...     zerotrial.TiedLayerSpec("embedding", torch.nn.Embedding, 100, 8),
+        ...     zerotrial.LayerSpec(torch.nn.Linear, 8, 8),
+        ...     zerotrial.TiedLayerSpec("embedding", torch.nn.Embedding, 100, 8, forward_fn=logits),
+        ... ]
     """
 
     def __init__(
@@ -91,10 +112,17 @@ class TiedLayerSpec(LayerSpec):
         )
 
     def build(self) -> Any:
-        """Build the layer.
+        """Build the layer and check the weights to tie.
+
+        Returns:
+            Result of the class or callable.
 
         Raises:
             ConfigError: If it lacks a weight to tie.
+
+        Example:
+            >>> zerotrial.TiedLayerSpec("embedding", torch.nn.Embedding, 100, 8).build()
+            Embedding(100, 8)
         """
         layer = super().build()
         for dotted in self.tied_weight_attr:

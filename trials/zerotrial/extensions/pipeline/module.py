@@ -99,7 +99,7 @@ class PipelineModule(nn.Module):
             from torch's generator, once for all layers.
         seed_fn: Called with a layer's seed before it is built; ``torch.manual_seed`` by default.
         base_seed: See ``seed_layers``.
-        partition_method: See :func:`zerotrial.extensions.pipeline.partition`.
+        partition_method: See :func:`zerotrial.engine.pipeline.partition`.
         activation_checkpoint_interval: Number of layers recomputed together in backward; 0
             keeps all activations.
         chunks: Chunks of the model per rank, for the interleaved and zero-bubble schedules.
@@ -107,6 +107,18 @@ class PipelineModule(nn.Module):
 
     Raises:
         ConfigError: With all problems of the arguments.
+
+    Example:
+        One stage on one rank; with ``num_stages=2`` start at least two ranks:
+
+        >>> layers = [zerotrial.LayerSpec(torch.nn.Linear, 4, 4), torch.nn.ReLU()]
+        >>> model = zerotrial.PipelineModule(layers, num_stages=1, loss_fn=torch.nn.MSELoss())
+        >>> config = {"train_batch_size": 8, "gradient_accumulation_steps": 2,
+        ...           "optimizer": {"type": "Adam"}}
+        >>> engine, *_ = zerotrial.initialize(model=model, config=config)
+        >>> batches = [(torch.zeros(4, 4), torch.zeros(4, 4)) for _ in range(2)]
+        >>> engine.train_batch(iter(batches)).shape
+        torch.Size([])
     """
 
     has_pipeline_stages: ClassVar[bool] = True
@@ -156,7 +168,7 @@ class PipelineModule(nn.Module):
 
     @property
     def reads_data(self) -> bool:
-        """Whether this rank has the first or the last stage, which read the data."""
+        """Whether this rank has the first or the last stage."""
         return self.stage_id in (0, self.num_stages - 1)
 
     def check_config(self, config: EngineConfig, steps: int) -> None:
@@ -361,7 +373,7 @@ class PipelineModule(nn.Module):
                 yield first_index, stages
 
     def check_ties(self, moving: Sequence[Tensor]) -> None:
-        """Raise for buffers that would make the copies of a tied layer differ.
+        """Check that no buffer makes copies of a tied layer differ.
 
         Args:
             moving: Buffers of this rank that a forward changes.
@@ -392,10 +404,21 @@ class PipelineModule(nn.Module):
     # -- running in one process -----------------------------------------------------------------
 
     def forward(self, *inputs: Any) -> Any:
-        """Run all layers, if this rank has them all.
+        """Run all layers of a model with one stage.
+
+        Args:
+            inputs: Input of the first layer.
+
+        Returns:
+            Output of the last layer.
 
         Raises:
-            EngineError: On a rank with a part of the layers.
+            EngineError: If the model has several stages; use ``engine.eval_batch`` then.
+
+        Example:
+            >>> model = zerotrial.PipelineModule([torch.nn.ReLU()], num_stages=1)
+            >>> model(torch.tensor([-1.0, 1.0]))
+            tensor([0., 1.])
         """
         if self.num_stages > 1:
             msg = f"PipelineModule: this rank has stage {self.stage_id} of {self.num_stages}; call "

@@ -50,6 +50,11 @@ def partition(
 
     Raises:
         ConfigError: If there are more stages than layers, or for an unknown method.
+
+    Example:
+        >>> from zerotrial.engine.pipeline import partition
+        >>> partition([1, 1, 1, 3], num_stages=2)
+        [0, 3, 4]
     """
     items = list(weights_or_layers)
     problems = []

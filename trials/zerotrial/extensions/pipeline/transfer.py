@@ -92,12 +92,12 @@ def parts_of(value: Any) -> tuple[Tensor, ...]:
     parts = tuple(value) if isinstance(value, tuple | list) else (value,)
     strange = [type(part).__name__ for part in parts if not isinstance(part, Tensor)]
     if strange or not parts:
-        msg = "PipelineModule: what a stage passes on must be a tensor or a tuple of tensors, got "
+        msg = "PipelineModule: the output of a stage must be a tensor or a tuple of tensors, got "
         raise EngineError(f"{msg}{', '.join(strange) or 'nothing'}")
     unknown = [str(part.dtype) for part in parts if part.dtype not in _TYPES]
     if unknown:
         names = ", ".join(str(kind) for kind in _TYPES)
-        msg = f"PipelineModule: what a stage passes on must be of one of the types {names}; got "
+        msg = f"PipelineModule: the output of a stage must be of one of the types {names}; got "
         raise EngineError(f"{msg}{', '.join(unknown)}; pass real and imaginary parts on apart")
     return parts
 

@@ -5,20 +5,26 @@ from typing import Annotated
 
 import typer
 
+from zerolab.cli.groups import single_command
+
 __all__ = ["app"]
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = single_command()
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(
+    rich_help_panel="Train",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
 def plan(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="experiment.yaml, with the model beside it.")],
+    file: Annotated[Path, typer.Argument(help="Experiment file, or the folder of the experiment.")],
 ) -> None:
-    """Print the memory of each rank at every ZeRO stage, before anything trains.
+    """Estimate the memory of each rank at every ZeRO stage.
 
-    Further options go to `python -m zerotrial.plan`: --world-size N, --gpu-memory GB and
-    --host-memory GB (for other GPUs than those of this machine), --json.
+    More options: --world-size N; --gpu-memory GB and --host-memory GB, to plan for other machines
+    than this one; --json.
+
     Example: zerolab plan experiment.yaml --world-size 8 --gpu-memory 80
     """
     import subprocess

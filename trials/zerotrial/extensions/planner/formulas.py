@@ -185,13 +185,17 @@ def estimate(  # noqa: PLR0917 - the order of the public signature
             ``offload_optimizer: cpu`` moves nothing.
 
     Returns:
-        Bytes for one rank; fractions are rounded up.
+        Bytes for one rank, fractions rounded up: ``device``, ``host`` and ``disk`` are the model
+        states by location; ``peak_device`` and ``peak_host`` include buffers.
 
     Raises:
         ConfigError: If the stage does not exist or does not support the offload; all problems.
 
     Example:
-        >>> estimate(1_000_000, world_size=4, stage=2).device  # 2 + 14/4 bytes per parameter
+        2 bytes of weights and 14 / 4 bytes of gradients and optimizer states per parameter:
+
+        >>> from zerotrial.engine.memory import estimate
+        >>> estimate(1_000_000, world_size=4, stage=2).device
         5500000
     """
     _check(num_params, world_size, stage, offload_optimizer, offload_param, optimizer)

@@ -401,7 +401,7 @@ def _advice(plan: Plan) -> str:
     offload = "" if best.offload == "none" else f", offload {best.offload}"
     chosen = "the least communication among the choices that leave"
     if plan.world_size == 1:
-        chosen = "the first choice in this table that leaves"
+        chosen = "the first row of this table that leaves"
     return (
         f"recommended: stage {best.stage}{offload}: {chosen} "
         f"{1 - HEADROOM:.0%} of the memory to activations"
@@ -442,7 +442,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.tokens is not None:
         parser.error(
             "--tokens: was removed with the list of layouts; choose pipeline stages and "
-            "tensor-parallel ranks by docs/scaling.md, and leave the option out"
+            "tensor-parallel ranks by docs/concepts/scaling.md, and leave the option out"
         )
     if options.host_memory is not None and options.gpu_memory is None:
         parser.error("--host-memory: needs --gpu-memory; set both")

@@ -186,8 +186,8 @@ class PeerSockets:
 
     def _peer_closed_error(self, peer: int, number: int) -> PeerError:
         return PeerError(
-            f"{self._describe(number)}: rank {peer} has ended or closed its engine; "
-            f"this is rank {self._rank}"
+            f"rank {peer} has exited or closed its engine; see its log lines for the cause "
+            f"(this is rank {self._rank} in {self._describe(number)})"
         )
 
     def exchange_descriptors(self, fd: int, nbytes: int) -> dict[int, int]:

@@ -65,7 +65,7 @@ def _layer_problem(layer: Layer) -> str | None:
     if plan.style in ("colwise", "rowwise"):
         problem = _sharding_problem(module, plan)
     else:
-        problem = "blocks: must be 1 where nothing is cut" if plan.blocks > 1 else None
+        problem = "blocks: must be 1 without sharding" if plan.blocks > 1 else None
     return problem or _layout_problem(layer)
 
 
@@ -77,7 +77,8 @@ def _sharding_problem(module: nn.Module, plan: LayerPlan) -> str | None:
     if isinstance(module, nn.Linear) or is_transposed(module):
         return None
     return (
-        f"only nn.Linear and nn.Embedding can be cut, got {type(module).__name__}; name the layers "
+        f"only nn.Linear and nn.Embedding can be sharded, got {type(module).__name__}; name "
+        "the layers "
         "inside of it, or give them a plan of their own"
     )
 

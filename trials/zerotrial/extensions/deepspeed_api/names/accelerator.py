@@ -81,8 +81,8 @@ class _Accelerator:
             return getattr(torch.get_device_module(device), name)
         except AttributeError:
             msg = (
-                f"get_accelerator().{name}: Zerolab stands in for deepspeed, and has no "
-                f"counterpart; nor has torch.{device}"
+                f"get_accelerator().{name}: Zerolab replaces deepspeed, and does not "
+                f"provide it; nor does torch.{device}"
             )
             raise AttributeError(msg, name=name, obj=self) from None
 
