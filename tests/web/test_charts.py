@@ -37,7 +37,7 @@ def test_zoom_loads_more_points(stage: Stage, spectator: Watched) -> None:
     all_points = points(wave)
     assert all_points <= 400
     mark(wave, 0.25, 0.255 + 0.02)
-    reset = page.get_by_role("button", name="show all")
+    reset = page.get_by_role("button", name="reset zoom")
     expect(reset).to_be_visible()
     until("more points", lambda: points(wave), lambda value: value > all_points + 200)
     first, last = map(int, re.findall(r"batches=(\d+)-(\d+)", page.url)[0])
@@ -65,18 +65,18 @@ def test_zoom_to_hundred_batches_shows_each(stage: Stage, spectator: Watched) ->
 def test_log_axis_and_zoom_survive_reload(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.long}/curves?{PART}")
     expect(chart(page, "training: wave")).to_be_visible()
-    page.get_by_label("logarithmic").check()
+    page.get_by_label("log scale").check()
     for _ in range(2):
         for title in ("training: falling", "training: wave", "training: depth"):
             assert 2000 <= batch_under_the_mouse(page, title) <= 2100
         expect(page.get_by_role("button", name="batches 2,000 to 2,100")).to_be_visible()
-        expect(page.get_by_label("logarithmic")).to_be_checked()
+        expect(page.get_by_label("log scale")).to_be_checked()
         page.reload()
 
 
 def test_log_axis_names_omitted_values(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.long}/curves?log=1")
-    expect(chart(page, "training: wave")).to_contain_text("≤ 0 not drawn")
+    expect(chart(page, "training: wave")).to_contain_text("values ≤ 0 not shown")
     expect(chart(page, "training: depth")).to_contain_text("linear: no values above 0")
     expect(chart(page, "training: falling").locator(".warn")).to_have_count(0)
 
@@ -128,7 +128,7 @@ def test_too_many_selected_trials_show_best(stage: Stage, spectator: Watched) ->
     ids = stage.trials(stage.sweep)
     page = spectator.show(f"#/experiments/{stage.sweep}/curves/{','.join(map(str, ids))}")
     expect(chart(page, "training: loss")).to_have_accessible_name(re.compile(": 50 curves, "))
-    expect(page.locator(".warn")).to_contain_text(f"the best 50 of the {TRIALS} trials chosen")
+    expect(page.locator(".warn")).to_contain_text(f"the best 50 of {TRIALS} selected trials")
     drawn = page.get_by_label("trials").get_by_role("link").all_inner_texts()
     assert {int(text.split()[1]) for text in drawn} == set(stage.best(50))
 
@@ -241,7 +241,7 @@ def test_ignore_outliers_rescales_axis(stage: Stage, spectator: Watched) -> None
 
     until("the line is flat below its spike", lambda: pixels(spiky, BLUE), lambda n: n > 100)
     flat = tall()
-    page.get_by_label("without outliers").check()
+    page.get_by_label("ignore outliers").check()
     until("the line fills the chart", tall, lambda value: value > flat + 50)
 
 
@@ -279,10 +279,10 @@ def test_value_range_is_editable_and_stored(stage: Stage, spectator: Watched) ->
     page.get_by_role("button", name="range of values of training: falling").click()
     page.get_by_label("minimum of").fill("0.9")
     page.get_by_label("maximum of").fill("0.5")
-    expect(falling).to_contain_text("the smaller first")
+    expect(falling).to_contain_text("less than maximum")
     page.get_by_label("minimum of").fill("0")
     page.get_by_label("maximum of").fill("10")
-    falling.get_by_role("button", name="set").click()
+    falling.get_by_role("button", name="Apply").click()
 
     def share() -> float:
         counts = rows(falling, BLUE)
@@ -292,7 +292,7 @@ def test_value_range_is_editable_and_stored(stage: Stage, spectator: Watched) ->
     until("the curve lies low in its chart", share, lambda value: value < 0.15)
     page.reload()
     until("it still does", share, lambda value: value < 0.15)
-    falling.get_by_role("button", name="as the values are").click()
+    falling.get_by_role("button", name="Auto").click()
     until("the curve fills its chart", share, lambda value: value > 0.5)
 
 
@@ -300,13 +300,13 @@ def test_curves_over_time_and_clock(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.long}/curves?metric=falling")
     falling = chart(page, "training: falling")
     expect(falling).to_have_accessible_name(re.compile("to batch 20000"))
-    page.get_by_label("along", exact=True).select_option("time")
+    page.get_by_label("x axis", exact=True).select_option("time")
     expect(falling).to_have_accessible_name(re.compile(r"to after 5 h 3\d min"))
     expect(hover(falling)).to_contain_text(re.compile(r"after .* · batch \d"))
     mark(falling, 0.3, 0.6)
     expect(page.get_by_role("button", name=re.compile("after .* to after "))).to_be_visible()
-    page.get_by_label("along", exact=True).select_option("clock")
+    page.get_by_label("x axis", exact=True).select_option("clock")
     expect(falling).to_have_accessible_name(re.compile(r"to 2027-01-\d\d "))
     page.reload()
-    expect(page.get_by_label("along", exact=True)).to_have_value("clock")
+    expect(page.get_by_label("x axis", exact=True)).to_have_value("clock")
     until("the curve is drawn", lambda: pixels(falling, BLUE), lambda value: value > 100)

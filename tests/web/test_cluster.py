@@ -71,7 +71,7 @@ def test_cluster_page_shows_and_changes_queue(stage: Stage, spectator: Watched) 
     machine.get_by_role("button", name="enable").click()
     expect(machine.locator(".badge")).to_have_text(TAKES)
     played.add_agent(2, "spare-machine", up=0)  # as a Slurm pool whose nodes are lost
-    lost = machine.get_by_role("button", name="slot 0 (cpu): no node for it")
+    lost = machine.get_by_role("button", name="slot 0 (cpu): no node")
     expect(lost).to_have_class("slot off")
     for experiment_id in experiments:
         played.act("kill", experiment_id)

@@ -59,7 +59,7 @@ def test_compare_selected_experiments(stage: Stage, spectator: Watched) -> None:
 def test_compare_add_remove_and_deleted(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/compare/{stage.sweep}")
     expect(page.get_by_text("Select at least two")).to_be_visible()
-    page.get_by_label("number of another experiment").fill(str(stage.long))
+    page.get_by_label("ID of another experiment").fill(str(stage.long))
     page.get_by_role("button", name="add experiment").click()
     rows = page.get_by_role("table").first.locator("tbody tr")
     expect(rows).to_have_count(2)

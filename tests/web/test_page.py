@@ -10,7 +10,8 @@ from playwright.sync_api import expect
 from tests.waiting import until
 from tests.web.conftest import Site, Watched
 from tests.web.drawings import BAND, BLUE, chart, pixels
-from zeroserver.app import STATIC
+from zerolab import __version__
+from zeroserver.app import DOCS, STATIC
 
 pytestmark = [pytest.mark.browser, pytest.mark.processes]
 
@@ -50,7 +51,7 @@ def test_experiment_page_has_all_sections(site: Site, owner: Watched) -> None:
     saved = page.get_by_role("row").filter(has_text=uuid)
     expect(saved).to_contain_text("KiB")
     expect(saved).to_contain_text("latest")
-    saved.get_by_text(uuid).first.click()
+    saved.locator("summary").click()
     expect(saved).to_contain_text("manifest.json")
 
     page.get_by_role("link", name="logs", exact=True).click()
@@ -69,7 +70,7 @@ def test_failed_experiment_shows_restarts_and_log(site: Site, owner: Watched) ->
     expect(facts).to_contain_text("restarts1")
     lines = page.get_by_label("log lines")
     expect(lines).to_contain_text("Traceback (most recent call last)")
-    page.get_by_label("least level").select_option("ERROR")
+    page.get_by_label("minimum level").select_option("ERROR")
     expect(lines).not_to_contain_text("Traceback (most recent call last)")
     failed = lines.locator(".error").last
     expect(failed).to_contain_text("no restart")
@@ -80,7 +81,7 @@ def test_failed_experiment_shows_restarts_and_log(site: Site, owner: Watched) ->
 def test_curve_spans_gaps_and_draws_band(site: Site, owner: Watched) -> None:
     page = owner.show(f"#/experiments/{site.long}")
     holey = chart(page, "validation: holey")
-    expect(holey).to_contain_text("2 not finite")
+    expect(holey).to_contain_text("2 NaN or infinite")
     expect(holey.locator("output")).to_have_text("1")
     until("the curve is drawn", lambda: pixels(holey, BLUE), lambda drawn: drawn > 100)
     noisy = chart(page, "training: noisy")
@@ -138,6 +139,23 @@ def test_keyboard_navigates_views(site: Site, owner: Watched) -> None:
     page.keyboard.press("Enter")
     heading = page.get_by_role("columnheader", name="batches")
     expect(heading).to_have_attribute("aria-sort", "descending")
+
+
+def test_header_links_to_docs(site: Site, owner: Watched) -> None:
+    link = owner.show("#/").get_by_role("link", name="Docs")
+    expect(link).to_have_text(f"Docs {__version__}")
+    expect(link).to_have_attribute("href", "/docs/")
+
+
+@pytest.mark.skipif(not (DOCS / "index.html").is_file(), reason="needs `make docs`")
+def test_docs_search_works_offline(site: Site, owner: Watched) -> None:
+    page = owner.show("docs/")
+    page.get_by_role("textbox", name="Search").fill("preemption")
+    page.locator(".md-search-result__link").first.click()
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    page.locator("label[title='Use light mode']").click()
+    page.locator("label[title='Use dark mode']").click()
+    expect(page.locator("body")).to_have_attribute("data-md-color-scheme", "slate")
 
 
 def test_login_link_works_once(site: Site, stranger: Watched) -> None:

@@ -37,11 +37,11 @@ def test_register_find_and_unregister_checkpoint(stage: Stage, spectator: Watche
 
     version.get_by_role("button", name="remove").click()
     dialog.get_by_role("button", name="remove").click()
-    expect(page.get_by_text("No version yet")).to_be_visible()
+    expect(page.get_by_text("No versions yet")).to_be_visible()
     page.get_by_role("link", name="Models", exact=True).click()
     page.get_by_role("link", name="waves.2").click()
     page.get_by_role("button", name="remove").click()
     dialog.get_by_role("button", name="remove").click()
-    expect(page.get_by_text("No model yet")).to_be_visible()
+    expect(page.get_by_text("No models yet")).to_be_visible()
     assert stage.played.get("/models")["models"] == []
     spectator.faults.clear()  # the browser logs the 422

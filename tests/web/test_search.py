@@ -111,7 +111,7 @@ def test_ten_thousand_trials_sort_filter_and_scroll(
     expect(page.locator(f"tr[aria-rowindex='{total // 2}']")).to_be_visible()
     rates = [float(text) for text in page.locator(LR).all_inner_texts()]
     assert rates == sorted(rates)
-    page.get_by_label("state").select_option(label="ended without a result")
+    page.get_by_label("state").select_option(label="No result")
     expect(page.get_by_role("status")).to_have_text(f"1,000 of {total:,} trials")
     expect(page.locator("tbody .badge").first).to_have_text("error")
 
@@ -192,7 +192,7 @@ def test_brush_selects_same_trials_as_server(stage: Stage, spectator: Watched) -
     status = page.get_by_role("status").inner_text()
     count = int(status.split()[0])
     assert 10 < count < 40
-    page.get_by_role("link", name="these in the table").click()
+    page.get_by_role("link", name="show in table").click()
     expect(page.locator(LR)).to_have_count(count)
     expect(page.get_by_role("status")).to_have_text(status)
 
@@ -326,7 +326,7 @@ def test_rungs_show_trials(stage: Stage, spectator: Watched) -> None:
     expect(dots).to_have_accessible_name(re.compile(f": {judged} dots"))
     dots.focus()
     dots.press("ArrowRight")
-    expect(rungs.locator(".readout")).to_contain_text("1. of 6")
+    expect(rungs.locator(".readout")).to_contain_text("rank 1 of 6")
     page.close()  # otherwise it requests the deleted experiment
     away(stage, experiment_id)
 
@@ -336,7 +336,7 @@ def test_empty_search_shows_message(stage: Stage, spectator: Watched, view: str)
     page = spectator.show(f"#/experiments/{stage.waiting}/{view}")
     messages = {
         "trials": "slots",
-        "search": "No validation yet.",
+        "search": "No validations yet.",
         "hyperparameters": "There is only one trial.",
     }
     expect(page.locator("section, p.muted").filter(has_text=messages[view]).first).to_be_visible()
@@ -361,7 +361,7 @@ def test_bulk_action_on_trials_asks_once(stage: Stage, spectator: Watched) -> No
     page.get_by_role("button", name="kill", exact=True).last.click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("kill 2 trials?")
-    dialog.get_by_role("button", name="no").click()
+    dialog.get_by_role("button", name="Cancel").click()
     states = [trial["state"] for trial in stage.played.trials(experiment["id"])]
     assert "CANCELED" not in states
     page.get_by_role("button", name="kill", exact=True).last.click()
@@ -372,7 +372,7 @@ def test_bulk_action_on_trials_asks_once(stage: Stage, spectator: Watched) -> No
     dialog.get_by_role("button", name="archive").click()
     expect(dialog).to_have_count(0)
     expect(page.locator("tbody tr")).to_have_count(1)
-    page.get_by_label("archived too (2)").check()
+    page.get_by_label("Show archived (2)").check()
     expect(page.locator("tbody tr")).to_have_count(3)
     expect(page.get_by_role("button", name="delete", exact=True)).to_be_disabled()
     stage.played.act("kill", experiment["id"])
@@ -397,8 +397,8 @@ def test_bulk_archive_and_delete_ask_first(stage: Stage, spectator: Watched) -> 
     page.get_by_role("button", name="archive", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="archive").click()
     expect(page.locator("td.name")).to_have_count(1)
-    page.get_by_label("archived too").check()
-    page.get_by_label("all of the list").check()
+    page.get_by_label("Show archived").check()
+    page.get_by_label("select all").check()
     page.get_by_role("button", name="delete").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("delete 3 experiments?")

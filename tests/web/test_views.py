@@ -78,7 +78,7 @@ def test_early_failure_opens_log_of_rank(stage: Stage, spectator: Watched) -> No
     page = spectator.show(f"#/experiments/{stage.failed}")
     lines = page.get_by_label("log lines")
     expect(lines).to_contain_text("line 1499 of rank 0")
-    page.get_by_role("alert").get_by_role("link", name="its log, rank 1").click()
+    page.get_by_role("alert").get_by_role("link", name="Logs of rank 1").click()
     expect(lines).not_to_contain_text("of rank 0")
     expect(lines).to_contain_text("red words of rank 1")  # without ANSI colours
     expect(page.get_by_label("rank", exact=True)).to_have_value("1")
@@ -91,14 +91,14 @@ def test_early_failure_opens_log_of_rank(stage: Stage, spectator: Watched) -> No
 
 def test_full_log_can_be_downloaded(stage: Stage, spectator: Watched, tmp_path: Path) -> None:
     page = spectator.show(f"#/experiments/{stage.failed}/logs")
-    expect(page.get_by_text("the last 1,000 lines")).to_be_visible()
+    expect(page.get_by_text("Last 1,000 lines")).to_be_visible()
     with page.expect_download() as started:
         page.get_by_role("button", name="download").click()
     started.value.save_as(tmp_path / "log")
     text = (tmp_path / "log").read_text()
     assert text.count("of rank 0\n") == LINES
     assert text.index("line 0 of rank 0") < text.index(f"line {LINES - 1} of rank 0")
-    page.get_by_role("button", name="older lines").click()
+    page.get_by_role("button", name="Load older lines").click()
     expect(page.get_by_label("log lines")).to_contain_text("line 0 of rank 0")
 
 
@@ -121,11 +121,11 @@ def test_list_filter_and_order_are_stored(stage: Stage, spectator: Watched) -> N
     page.get_by_role("button", name="name", exact=True).click()
     by_name = ["empty", "failed", "long", "sweep", "too wide"]
     until("the order of their names", lambda: names(page), by_name.__eq__)
-    page.get_by_label("state").select_option(label="ended without a result")
+    page.get_by_label("state").select_option(label="No result")
     for _ in range(2):
         until("those without a result", lambda: names(page), lambda got: got == ["empty", "failed"])
         page.reload()
-    page.get_by_label("state").select_option(label="waiting")
+    page.get_by_label("state").select_option(label="Waiting")
     until("what waits", lambda: names(page), lambda got: got == ["too wide"])
 
 
@@ -137,7 +137,7 @@ def test_trials_filter_by_state_and_sort_by_hparam(stage: Stage, spectator: Watc
     head.click()
     head.click()
     expect(rates.first).to_have_text(str(0.01 * TRIALS))
-    page.get_by_label("state").select_option(label="ended without a result")
+    page.get_by_label("state").select_option(label="No result")
     expect(rates).to_have_count(1)
     page.reload()
     expect(rates).to_have_count(1)
@@ -213,7 +213,7 @@ def test_table_columns_are_stored(stage: Stage, spectator: Watched) -> None:
         expect(page.locator("td[data-name=restarts]")).to_have_count(0)
         page.reload()
     page.get_by_text("columns", exact=True).click()
-    choice.get_by_role("button", name="the usual ones").click()
+    choice.get_by_role("button", name="Reset").click()
     expect(page.locator("td[data-name=restarts]").first).to_be_visible()
     expect(page.locator("td[data-name='max training: loss']")).to_have_count(0)
 
@@ -285,7 +285,7 @@ def test_theme_follows_system_or_choice(stage: Stage, spectator: Watched) -> Non
     page = spectator.show(f"#/experiments/{stage.sweep}/hyperparameters")
     back = "() => getComputedStyle(document.documentElement).backgroundColor"
     expect(page.locator("canvas").first).to_be_visible()
-    theme = page.get_by_label("colours of the page")
+    theme = page.get_by_label("theme")
     expect(theme).to_have_value("")
 
     def brightness() -> int:
@@ -317,7 +317,7 @@ def test_edit_name_description_labels_and_notes(stage: Stage, spectator: Watched
     before = stage.played.experiment(stage.long)
     page.get_by_role("button", name="edit").click()
     dialog = page.get_by_role("dialog")
-    name = dialog.get_by_label("name", exact=True)
+    name = dialog.get_by_label("Name", exact=True)
     expect(name).to_have_value("long")
     name.fill("x" * 5000)
     dialog.get_by_role("button", name="save").click()

@@ -3,7 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { post, remove } from "./api";
-import { Dialog } from "./dialog";
+import { Dialog, dismiss } from "./dialog";
 import { number } from "./format";
 
 export interface Deed {
@@ -24,13 +24,13 @@ interface BulkProps {
   done: () => void;
 }
 
-/** Buttons for what can be done with those that are ticked. */
+/** Buttons of the actions on selected rows. */
 export function Bulk({ noun, ids, deeds, fits, done }: BulkProps) {
   const [asked, setAsked] = useState<Deed | null>(null);
   if (ids.length === 0) return null;
   return (
-    <span class="bulk" role="group" aria-label={`with ${ids.length} ${noun}s`}>
-      <span class="muted">{number(ids.length)} ticked:</span>
+    <span class="bulk" role="group" aria-label={`actions for ${ids.length} ${noun}s`}>
+      <span class="muted">{number(ids.length)} selected:</span>
       {deeds.map((deed) => {
         const count = ids.filter((id) => fits(deed.name, id)).length;
         return (
@@ -97,7 +97,7 @@ function Several({ noun, deed, ids, passed, close, done }: SeveralProps) {
       <p>{deed.ask}</p>
       <p class="muted">
         {several} {named}
-        {passed > 0 && `; ${number(passed)} that it does not fit stay as they are`}
+        {passed > 0 && `; not applicable to ${number(passed)}`}
       </p>
       {count !== null && !ended && <progress max={ids.length} value={count} aria-label="done" />}
       {problems.length > 0 && (
@@ -115,7 +115,7 @@ function Several({ noun, deed, ids, passed, close, done }: SeveralProps) {
           </button>
         )}
         <button type="button" onClick={close}>
-          {ended ? "close" : count === null ? "no" : "stop"}
+          {ended ? "Close" : count === null ? dismiss(deed.name) : "Stop"}
         </button>
       </p>
     </Dialog>

@@ -62,7 +62,7 @@ export function Chooser({ columns, chosen }: ChooserProps) {
       {open && (
         <div class="choice" role="group" aria-label="columns">
           {columns.length > FEW && (
-            <input type="search" placeholder="column name" aria-label="search columns" value={find} onInput={(e) => setFind(e.currentTarget.value)} />
+            <input type="search" placeholder="Column name" aria-label="search columns" value={find} onInput={(e) => setFind(e.currentTarget.value)} />
           )}
           {found.map(([column, told]) => (
             <label key={column}>
@@ -70,7 +70,7 @@ export function Chooser({ columns, chosen }: ChooserProps) {
             </label>
           ))}
           <button type="button" onClick={chosen.reset}>
-            the usual ones
+            Reset
           </button>
         </div>
       )}

@@ -21,6 +21,9 @@ export function Dialog({ title, close, children }: DialogProps) {
   );
 }
 
+/** Label of the button that closes a dialog without an action; the action "cancel" has that name already. */
+export const dismiss = (deed: string): string => (deed === "cancel" ? "Close" : "Cancel");
+
 /** What went wrong, in a dialog. */
 export function Failure({ text }: { text: string }) {
   return (
@@ -66,7 +69,7 @@ export function Question({ title, children, deed, final = false, act, close }: Q
             {deed}
           </button>
           <button type="button" onClick={close}>
-            leave it as it is
+            {dismiss(deed)}
           </button>
         </p>
       </form>
@@ -93,7 +96,7 @@ export function Now({ children, busy = false, act }: Doing) {
           <Failure text={problem} />
           <p class="actions">
             <button type="button" onClick={() => setProblem("")}>
-              close
+              Close
             </button>
           </p>
         </Dialog>
@@ -153,7 +156,7 @@ export function AskChanges({ children, title, ask, usual, act }: Changing) {
           <p>{ask}</p>
           <textarea aria-label="changes" rows={5} spellcheck={false} value={text} onInput={(e) => setText(e.currentTarget.value)} />
           <p class="muted">
-            JSON, laid over the configuration block by block; <code>{"{}"}</code> changes nothing.
+            JSON, merged into the configuration; <code>{"{}"}</code> changes nothing.
           </p>
         </Question>
       )}

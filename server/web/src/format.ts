@@ -33,6 +33,16 @@ export function clock(time: string | null): string {
   return time === null ? "–" : new Date(time).toLocaleString("sv").slice(0, 19);
 }
 
+/** Time since a moment, in one unit; days for more than two. */
+export function ago(time: string): string {
+  const passed = Math.max(0, (Date.now() - Date.parse(time)) / 1000);
+  if (passed < 60) return "just now";
+  if (passed < 3600) return `${Math.floor(passed / 60)} min ago`;
+  if (passed < 86_400) return `${Math.floor(passed / 3600)} h ago`;
+  const days = Math.floor(passed / 86_400);
+  return days < 30 ? `${days} ${days === 1 ? "day" : "days"} ago` : clock(time).slice(0, 10);
+}
+
 export function duration(from: string | null, to: string | null): string {
   if (from === null) return "–";
   return seconds(((to === null ? Date.now() : Date.parse(to)) - Date.parse(from)) / 1000);

@@ -4,10 +4,12 @@ import { render } from "preact";
 
 import icon from "./icon.svg";
 import "./style.css";
-import { post } from "./api";
+import { get, post } from "./api";
 import { Choices, type Route, useRoute } from "./route";
 import { choose, follow, THEMES, useTheme } from "./theme";
 import { Select } from "./parts";
+import { useLoaded } from "./live";
+import type { Info } from "./resources";
 import { Cluster } from "./views/cluster";
 import { Compare } from "./views/compare";
 import { Experiment } from "./views/experiment";
@@ -19,6 +21,12 @@ import { Trial } from "./views/trial";
 function signOut(): void {
   const load = () => window.location.reload();
   post("/logout").then(load, load);
+}
+
+/** Version of the server, whose documentation the link opens. */
+function Version() {
+  const info = useLoaded("version", () => get<Info>("/info"));
+  return info.value && <small class="muted wide-only">{info.value.version}</small>;
 }
 
 function Page() {
@@ -40,12 +48,12 @@ function Page() {
           <a href="#/models" aria-current={route.page === "models" ? "page" : undefined}>
             Models
           </a>
-          <a href="/api/v1/openapi.json" class="wide-only">
-            REST API
+          <a href="/docs/">
+            Docs <Version />
           </a>
         </nav>
         <span class="end">
-          <Select name="colours of the page" value={theme} options={THEMES} choose={choose} />
+          <Select name="theme" value={theme} options={THEMES} choose={choose} />
         </span>
         <button type="button" class="bare" onClick={signOut}>
           Sign out
@@ -68,7 +76,7 @@ function View({ route }: { route: Route }) {
   if (route.page === "experiment") return <Experiment key={route.id} id={route.id} route={route} />;
   return (
     <div class="notice bad" role="alert">
-      There is nothing at <code>{window.location.hash}</code>. <a href="#/">All experiments</a>
+      Page not found: <code>{window.location.hash}</code>. <a href="#/">All experiments</a>
     </div>
   );
 }

@@ -1,10 +1,10 @@
 /** Small pieces that several views show. */
 
 import type { ComponentChildren } from "preact";
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 
 import { Now } from "./dialog";
-import { number } from "./format";
+import { ago, clock, number } from "./format";
 import { LOGIN } from "./live";
 
 export const ENDED = ["COMPLETED", "CANCELED", "ERROR"];
@@ -63,8 +63,8 @@ export function Problem({ text, kind = "bad", children }: ProblemProps) {
   if (text === LOGIN) {
     return (
       <div class="notice" role="alert">
-        <b>This browser is not logged in.</b> Run <code>zerolab open</code> in a terminal: it prints a link that signs
-        it in, once.
+        <b>Not signed in.</b> Run <code>zerolab open</code> in a terminal and open the link that it prints. The link works
+        once.
       </div>
     );
   }
@@ -157,6 +157,26 @@ export function Labels({ labels }: { labels: string[] }) {
         </span>
       ))}
     </>
+  );
+}
+
+const REFRESH_MS = 30_000;
+const refreshes = new Set<() => void>();
+window.setInterval(() => document.hidden || refreshes.forEach((refresh) => refresh()), REFRESH_MS);
+
+/** A moment as time ago; the tooltip has the local date and time. */
+export function Time({ at }: { at: string | null }) {
+  const [, draw] = useState(0);
+  useEffect(() => {
+    const refresh = () => draw((count) => count + 1);
+    refreshes.add(refresh);
+    return () => void refreshes.delete(refresh);
+  }, []);
+  if (at === null) return <>–</>;
+  return (
+    <time dateTime={at} title={clock(at)}>
+      {ago(at)}
+    </time>
   );
 }
 

@@ -56,7 +56,7 @@ export function Heads<T>({ columns, order, sort }: { columns: Column<T>[]; order
   return (
     <>
       {columns.map(({ name }) => (
-        <th key={name} aria-sort={order.name !== name ? "none" : order.falling ? "descending" : "ascending"}>
+        <th key={name} class={name.startsWith(PREFIX) ? "verbatim" : undefined} aria-sort={order.name !== name ? "none" : order.falling ? "descending" : "ascending"}>
           <button type="button" onClick={() => sort(name)}>
             {name.startsWith(PREFIX) ? name.slice(PREFIX.length) : name}
           </button>

@@ -3,9 +3,9 @@
 import { useEffect, useState } from "preact/hooks";
 
 export const THEMES: [string, string][] = [
-  ["", "as the system"],
-  ["light", "light"],
-  ["dark", "dark"],
+  ["", "Theme: system"],
+  ["light", "Theme: light"],
+  ["dark", "Theme: dark"],
 ];
 
 const KEY = "zerolab-theme";

@@ -6,9 +6,9 @@ import type { Curve as Series } from "../resources";
 export type Along = "batch" | "time" | "clock";
 
 export const ALONG: [string, string][] = [
-  ["batch", "by batch"],
-  ["time", "by time since the first report"],
-  ["clock", "by the clock"],
+  ["batch", "X axis: batch"],
+  ["time", "X axis: time since first report"],
+  ["clock", "X axis: wall-clock time"],
 ];
 
 /** A series whose points stand at times, with the batch of each. */

@@ -22,8 +22,8 @@ const SHOWN: Record<string, string[]> = {
 };
 const USUAL = "training and validation";
 const SMOOTH: [string, string][] = [
-  ["", "not smoothed"],
-  ...["0.6", "0.9", "0.97", "0.99"].map((part): [string, string] => [part, `smoothed ${part}`]),
+  ["", "No smoothing"],
+  ...["0.6", "0.9", "0.97", "0.99"].map((part): [string, string] => [part, `Smoothing ${part}`]),
 ];
 /** Charts that are drawn before more are asked for. */
 const MOST_CHARTS = 12;
@@ -78,18 +78,18 @@ export function Board({ lines, several, metrics, ended, tick, note }: BoardProps
           </button>
         ))}
         <label>
-          <input type="checkbox" checked={log !== ""} onChange={(e) => setLog(e.currentTarget.checked ? "1" : "")} /> logarithmic
+          <input type="checkbox" checked={log !== ""} onChange={(e) => setLog(e.currentTarget.checked ? "1" : "")} /> Log scale
         </label>
         <label title="Clip outliers (1st to 99th percentile)">
-          <input type="checkbox" checked={tight !== ""} onChange={(e) => setTight(e.currentTarget.checked ? "1" : "")} /> without
+          <input type="checkbox" checked={tight !== ""} onChange={(e) => setTight(e.currentTarget.checked ? "1" : "")} /> Ignore
           outliers
         </label>
-        <Select name="along" value={along} options={ALONG} choose={setWish} />
-        <Select name="smooth" value={smooth} options={SMOOTH} choose={setSmooth} />
+        <Select name="x axis" value={along} options={ALONG} choose={setWish} />
+        <Select name="smoothing" value={smooth} options={SMOOTH} choose={setSmooth} />
         {(found.length > FEW || find !== "") && (
           <input
             type="search"
-            placeholder="metric name"
+            placeholder="Metric name"
             aria-label="search metrics"
             value={find}
             onInput={(e) => setFind(e.currentTarget.value)}
@@ -99,7 +99,7 @@ export function Board({ lines, several, metrics, ended, tick, note }: BoardProps
           found.length > 0 && <span class="muted wide-only">drag in a chart to zoom</span>
         ) : (
           <button type="button" class="reset" onClick={() => setZoom(null)}>
-            {along === "batch" ? `batches ${number(zoom[0])} to ${number(zoom[1])}` : `${told(zoom[0], along)} to ${told(zoom[1], along)}`} ✕ <span class="muted">show all</span>
+            {along === "batch" ? `batches ${number(zoom[0])} to ${number(zoom[1])}` : `${told(zoom[0], along)} to ${told(zoom[1], along)}`} ✕ <span class="muted">reset zoom</span>
           </button>
         )}
         {note}

@@ -196,14 +196,14 @@ function Range({ title, fixed, fix, now }: RangeProps) {
         to <input aria-label={`maximum of ${title}`} inputMode="decimal" size={8} value={high} onInput={(e) => setHigh(e.currentTarget.value)} />
       </label>
       <button type="submit" disabled={wrong}>
-        set
+        Apply
       </button>
       {fixed && (
         <button type="button" onClick={() => fix(null)}>
-          as the values are
+          Auto
         </button>
       )}
-      {wrong && <small class="warn">two numbers, the smaller first</small>}
+      {wrong && <small class="warn">minimum must be less than maximum</small>}
     </form>
   );
 }
@@ -220,15 +220,15 @@ function show(plot: uPlot, drawing: Drawing, [min, max]: Zoom): void {
 function Notes({ drawing, style: { log } }: ChartProps & { drawing: Drawing }) {
   return (
     <>
-      {drawing.lost > 0 && <small class="warn">{number(drawing.lost)} not finite</small>}
+      {drawing.lost > 0 && <small class="warn">{number(drawing.lost)} NaN or infinite</small>}
       {log && !drawing.log && <small class="warn">linear: no values above 0</small>}
-      {drawing.log && drawing.below > 0 && <small class="warn">{number(drawing.below)} ≤ 0 not drawn</small>}
-      {drawing.log && drawing.cut && <small class="muted">bands cut</small>}
+      {drawing.log && drawing.below > 0 && <small class="warn">{number(drawing.below)} values ≤ 0 not shown</small>}
+      {drawing.log && drawing.cut && <small class="muted">bands clipped</small>}
     </>
   );
 }
 
-const AXES: Record<Along, string> = { batch: "batch", time: "time since the first report", clock: "clock" };
+const AXES: Record<Along, string> = { batch: "batch", time: "time since first report", clock: "wall-clock time" };
 
 interface Reading {
   plot: uPlot | null;

@@ -3,9 +3,9 @@
 import { all, get } from "../api";
 import type { BestCheckpointAnswer, Checkpoint, Num, Trial, TrialPage } from "../resources";
 import { modelAddress, trialAddress, useChoice } from "../route";
-import { bytes, clock, number } from "../format";
+import { bytes, number } from "../format";
 import { useLoaded } from "../live";
-import { Badge, Cell, OneLine, Problem, Table } from "../parts";
+import { Badge, Cell, Copy, OneLine, Problem, Table, Time } from "../parts";
 import { Register, type Registered } from "./registry/register";
 
 const MOST_ROWS = 500;
@@ -34,21 +34,21 @@ export function Checkpoints({ path, experiment, tick, chosen, registry }: Checkp
     <section>
       <div class="choice">
         <span class="muted">
-          {number(kept.length)} kept, {bytes(size)}
+          {number(kept.length)} {kept.length === 1 ? "checkpoint" : "checkpoints"}, {bytes(size)}
         </span>
         {mine.length > kept.length && (
           <label>
-            <input type="checkbox" checked={deleted} onChange={(e) => setShown(e.currentTarget.checked ? "1" : "")} /> the deleted
-            ones too ({number(mine.length - kept.length)})
+            <input type="checkbox" checked={deleted} onChange={(e) => setShown(e.currentTarget.checked ? "1" : "")} /> Show deleted (
+            {number(mine.length - kept.length)})
           </label>
         )}
-        {rows.length > MOST_ROWS && <span class="muted">the newest {MOST_ROWS} are shown</span>}
+        {rows.length > MOST_ROWS && <span class="muted">Showing the newest {MOST_ROWS}</span>}
       </div>
       {rows.length === 0 ? (
         <p class="muted">{mine.length === 0 ? "No checkpoints yet." : "All checkpoints were deleted."}</p>
       ) : (
         <Table
-          head={["checkpoint", "trial", "batch", "state", "size", "validation", "saved", ""].map((name) => (
+          head={["checkpoint", "trial", "batch", "size", "validation", "saved", ""].map((name) => (
             <th key={name} aria-label={name || "actions"}>
               {name}
             </th>
@@ -85,17 +85,21 @@ function Line({ checkpoint: c, trial, registry }: LineProps) {
       <Cell>
         <details>
           <summary>
-            <code>{c.uuid}</code>
+            <code title={c.uuid}>{c.uuid.slice(0, 8)}</code>
+            {c.state !== "COMPLETED" && <Badge of={c} />}
             {trial?.best_checkpoint === c.uuid && <small class="label">best</small>}
             {trial?.latest_checkpoint === c.uuid && <small class="label">latest</small>}
-            {c.state === "PARTIAL" && <small class="label">some files were removed</small>}
             {registry.versionsOf(c.uuid).map(({ model, version }) => (
               <a class="label" key={model} href={modelAddress(model)}>
                 {model} {version}
               </a>
             ))}
           </summary>
+          <p class="path">
+            {c.uuid} <Copy text={c.uuid} />
+          </p>
           <p class="path">{c.path}</p>
+          <p class="path">zerolab checkpoint download {c.uuid} DIRECTORY</p>
           <ul class="files">
             {files.map(([name, size]) => (
               <li key={name}>
@@ -111,9 +115,6 @@ function Line({ checkpoint: c, trial, registry }: LineProps) {
       <Cell name="batch" kind="figure">
         {number(c.steps_completed)}
       </Cell>
-      <Cell>
-        <Badge of={c} />
-      </Cell>
       <Cell name="size" kind="figure">
         {bytes(c.size_bytes)}
       </Cell>
@@ -121,7 +122,7 @@ function Line({ checkpoint: c, trial, registry }: LineProps) {
         <Measured metrics={c.metrics} />
       </Cell>
       <Cell name="saved" kind="figure">
-        {clock(c.created_at)}
+        <Time at={c.created_at} />
       </Cell>
       <Cell kind="acts">{c.state === "COMPLETED" && <Register checkpoint={c.uuid} registry={registry} />}</Cell>
     </tr>

@@ -3,9 +3,9 @@
 import { useEffect, useState } from "preact/hooks";
 
 import { get, patch, post, remove } from "../api";
-import { clock, number, seconds } from "../format";
+import { number, seconds } from "../format";
 import { useEvents, useLoaded } from "../live";
-import { Badge, Cell, Labels, Problem, Raw, Table, Trouble } from "../parts";
+import { Badge, Cell, Labels, Problem, Raw, Table, Time, Trouble } from "../parts";
 import type { Agent, AgentPage, Job, JobPage, Pool, PoolPage, Slot } from "../resources";
 import { address } from "../route";
 
@@ -13,9 +13,9 @@ import { address } from "../route";
 const LOOK_MS = 10_000;
 
 const POLICIES: Record<Pool["policy"], string> = {
-  fair_share: "fair share: by priority, then who holds the least for its weight",
-  priority: "by priority, then one job after the other",
-  fifo: "first come, first served",
+  fair_share: "fair share: by priority, then fewest slots in use per weight",
+  priority: "by priority, then in order of submission",
+  fifo: "first in, first out",
 };
 
 interface Read {
@@ -66,7 +66,7 @@ export function Cluster() {
       </h2>
       {agents.length === 0 ? (
         <div class="notice">
-          No agent: what is submitted waits. Start one: <code>zerolab agent start</code>
+          No agents: experiments stay queued. Start one: <code>zerolab agent start</code>
         </div>
       ) : (
         <Agents agents={agents} pooled={pools.length > 1} act={act} />
@@ -99,7 +99,7 @@ function Queue({ pool, alone, jobs, act }: QueueProps) {
         <p class="muted">The queue is empty.</p>
       ) : (
         <Table
-          head={["place", "experiment", "state", "trials", "slots", "priority", "weight", "submitted"].map((name) => (
+          head={["position", "experiment", "state", "trials", "slots", "priority", "weight", "submitted"].map((name) => (
             <th key={name}>{name}</th>
           ))}
         >
@@ -126,7 +126,7 @@ function Line({ job, above, below, first, act }: LineProps) {
   const most = job.max_slots === null ? "" : `, at most ${number(job.max_slots)}`;
   return (
     <tr>
-      <Cell name="place" kind="figure">
+      <Cell name="position" kind="figure">
         {job.place}{" "}
         <span class="moves" role="group" aria-label={`move ${job.name}`}>
           <button type="button" title="move to the front" aria-label="first" disabled={!above} onClick={() => move({ ahead_of: first.experiment_id })}>
@@ -152,8 +152,8 @@ function Line({ job, above, below, first, act }: LineProps) {
         {number(job.running_trials)} running, {number(job.queued_trials)} waiting
       </Cell>
       <Cell name="slots" kind="figure">
-        {number(job.held_slots)} held, {number(job.slots_per_trial)}
-        {job.host_slots > 0 && ` + ${number(job.host_slots)} on hosts`} a trial{most}
+        {number(job.held_slots)} in use, {number(job.slots_per_trial)}
+        {job.host_slots > 0 && ` + ${number(job.host_slots)} on hosts`} per trial{most}
       </Cell>
       <Cell name="priority">
         <Figure name={`priority of ${job.name}`} value={job.priority} least={1} most={99} step="1" set={(priority) => act(patch(path, { priority }))} />
@@ -162,7 +162,7 @@ function Line({ job, above, below, first, act }: LineProps) {
         <Figure name={`weight of ${job.name}`} value={job.weight} least={0} most={1_000_000} step="any" set={(weight) => act(patch(path, { weight }))} />
       </Cell>
       <Cell name="submitted" kind="figure">
-        {clock(job.created_at).slice(0, 16)}
+        <Time at={job.created_at} />
       </Cell>
     </tr>
   );
@@ -205,7 +205,7 @@ function Figure({ name, value, least, most, step, set }: FigureProps) {
 }
 
 function Agents({ agents, pooled, act }: { agents: Agent[]; pooled: boolean; act: Do }) {
-  const heads = ["agent", ...(pooled ? ["pool"] : []), "state", "slots", "heard of", "actions"];
+  const heads = ["agent", ...(pooled ? ["pool"] : []), "state", "slots", "last seen", "actions"];
   return (
     <Table head={heads.map((name) => <th key={name}>{name}</th>)}>
       {agents.map((agent) => (
@@ -224,7 +224,7 @@ function Agents({ agents, pooled, act }: { agents: Agent[]; pooled: boolean; act
               ))}
             </span>
           </Cell>
-          <Cell name="heard of" kind="figure">
+          <Cell name="last seen" kind="figure">
             {agent.silent_s < 30 ? "now" : `${seconds(agent.silent_s)} ago`}
           </Cell>
           <Cell>
@@ -238,9 +238,9 @@ function Agents({ agents, pooled, act }: { agents: Agent[]; pooled: boolean; act
 
 /** A device: what holds it, and whether it takes more; a click says whether it may. */
 function OneSlot({ agent, slot, act }: { agent: Agent; slot: Slot; act: Do }) {
-  const what = slot.run_id !== null ? `run ${slot.run_id}` : !slot.enabled ? "disabled" : slot.down ? "no node for it" : "free";
+  const what = slot.run_id !== null ? `run ${slot.run_id}` : !slot.enabled ? "disabled" : slot.down ? "no node" : "free";
   const deed = slot.enabled ? "disable" : "enable";
-  const told = `slot ${slot.id} (${slot.device}): ${what}${slot.run_id !== null && !slot.enabled ? ", takes no other" : ""}`;
+  const told = `slot ${slot.id} (${slot.device}): ${what}${slot.run_id !== null && !slot.enabled ? ", draining" : ""}`;
   const wish = { slots: [slot.id], ...(slot.enabled ? { drain: true } : {}) };
   return (
     <button
@@ -262,7 +262,7 @@ function Deeds({ agent, act }: { agent: Agent; act: Do }) {
   if (!agent.alive) {
     return (
       <button type="button" title="remove the agent; its run history is kept" onClick={() => act(remove(path))}>
-        forget
+        remove
       </button>
     );
   }

@@ -5,9 +5,9 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { get } from "../api";
 import { look, PLAIN_LOOKS } from "../chart/looks";
 import { leavesOf, type Value, seenTrial } from "../columns";
-import { clock, duration, number } from "../format";
+import { duration, number } from "../format";
 import { useEvents, useLoaded } from "../live";
-import { Badge, Cell, ENDED, Problem, Raw, Select, Table, Trouble } from "../parts";
+import { Badge, Cell, ENDED, Problem, Raw, Select, Table, Time, Trouble } from "../parts";
 import { written } from "../plot/axis";
 import type { Experiment, Trial, TrialPage } from "../resources";
 import { address, compareAddress, trialAddress, useChoice } from "../route";
@@ -18,9 +18,9 @@ import { type Line, MOST_TRIALS } from "../chart/drawn";
 const LOOK_MS = 5000;
 
 const EACH: [string, string][] = [
-  ["1", "the best trial of each"],
-  ["3", "the best 3 trials of each"],
-  ["10", "the best 10 trials of each"],
+  ["1", "Best trial of each"],
+  ["3", "Best 3 trials of each"],
+  ["10", "Best 10 trials of each"],
 ];
 
 /** Keys of a configuration that say who it is, not what it does. */
@@ -71,7 +71,7 @@ export function Compare({ ids }: { ids: number[] }) {
         <h1>Compare experiments</h1>
         <Add ids={ids} />
       </header>
-      {found.length < 2 && <p class="muted">Select at least two experiments in the list, or enter their numbers.</p>}
+      {found.length < 2 && <p class="muted">Select at least two experiments in the list, or enter their IDs.</p>}
       {metrics.length > 1 && <Problem text={`The experiments have different metrics: ${metrics.join(", ")}. Their best values cannot be compared.`} kind="warned" />}
       {found.length > 0 && (
         <>
@@ -86,7 +86,7 @@ export function Compare({ ids }: { ids: number[] }) {
             note={
               <>
                 <Select name="trials of each experiment" value={String(each)} options={EACH} choose={setEach} />
-                {shown.length < all && <span class="warn">{shown.length} of {all} trials: a chart has at most {MOST_TRIALS}</span>}
+                {shown.length < all && <span class="warn">{shown.length} of {all} trials (maximum per chart: {MOST_TRIALS})</span>}
               </>
             }
           />
@@ -131,7 +131,7 @@ function Add({ ids }: { ids: number[] }) {
   };
   return (
     <form class="choice" onSubmit={add}>
-      <input inputMode="numeric" size={8} aria-label="number of another experiment" placeholder="number" value={text} onInput={(e) => setText(e.currentTarget.value)} />
+      <input inputMode="numeric" size={8} aria-label="ID of another experiment" placeholder="number" value={text} onInput={(e) => setText(e.currentTarget.value)} />
       <button type="submit" disabled={!good}>
         add experiment
       </button>
@@ -139,7 +139,7 @@ function Add({ ids }: { ids: number[] }) {
   );
 }
 
-const HEADS = ["experiment", "state", "best", "trial", "batches", "trials", "searcher", "started", "took", ""];
+const HEADS = ["experiment", "state", "best", "trial", "batches", "trials", "searcher", "started", "duration", ""];
 
 function Standing({ found, ids }: { found: One[]; ids: number[] }) {
   return (
@@ -167,14 +167,14 @@ function Standing({ found, ids }: { found: One[]; ids: number[] }) {
           </Cell>
           <Cell name="searcher">{row.searcher_name}</Cell>
           <Cell name="started" kind="figure">
-            {clock(row.started_at)}
+            <Time at={row.started_at} />
           </Cell>
-          <Cell name="took" kind="figure">
+          <Cell name="duration" kind="figure">
             {duration(row.started_at, row.ended_at)}
           </Cell>
           <Cell kind="acts">
             <a href={compareAddress(ids.filter((id) => id !== row.id))} aria-label={`remove experiment ${row.id}`}>
-              leave out
+              remove
             </a>{" "}
             <Raw path={`/experiments/${row.id}`} />
           </Cell>

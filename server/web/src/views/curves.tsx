@@ -52,14 +52,14 @@ function LeftOut({ row, trials, chosen, some }: { row: Experiment; trials: Seen[
   if (chosen.length > some.length) {
     return (
       <span class="warn">
-        the best {some.length} of the {chosen.length} trials chosen: a chart has at most {MOST_TRIALS}
+        Showing the best {some.length} of {chosen.length} selected trials (maximum per chart: {MOST_TRIALS})
       </span>
     );
   }
   if (chosen.length > 0 || trials.length <= some.length) return null;
   return (
     <span class="muted">
-      the best {some.length} of {number(trials.length)} trials; <a href={address(row.id, "trials")}>choose trials</a>
+      Showing the best {some.length} of {number(trials.length)} trials; <a href={address(row.id, "trials")}>select trials</a>
     </span>
   );
 }

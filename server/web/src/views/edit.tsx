@@ -36,19 +36,19 @@ function Form({ row, done, close }: { row: Experiment; done: () => void; close: 
   return (
     <Question title={`edit experiment ${row.id}`} deed="save" act={() => patch(`/experiments/${row.id}`, changes).then(done)} close={close}>
       <label class="field">
-        name
+        Name
         <input required value={name} onInput={(e) => setName(e.currentTarget.value)} />
       </label>
       <label class="field">
-        description
+        Description
         <input value={description} onInput={(e) => setDescription(e.currentTarget.value)} />
       </label>
       <label class="field">
-        labels, with commas between them
+        Labels, with commas between them
         <input value={labels} onInput={(e) => setLabels(e.currentTarget.value)} />
       </label>
       <label class="field">
-        notes
+        Notes
         <textarea rows={8} value={notes} onInput={(e) => setNotes(e.currentTarget.value)} />
       </label>
       <p class="muted">The submitted configuration does not change. Quotas of labels apply from now on.</p>

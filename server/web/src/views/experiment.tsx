@@ -6,10 +6,10 @@ import { get, post, remove } from "../api";
 import { places } from "../chart/looks";
 import { type Seen, seen, seenTrial } from "../columns";
 import type { Experiment as Row, Trial, TrialColumns } from "../resources";
-import { clock, duration, number } from "../format";
+import { duration, number } from "../format";
 import { Ask, AskChanges, Now } from "../dialog";
 import { merge, useEvents, useLoaded } from "../live";
-import { Badge, ENDED, Facts, Labels, Problem, Progress, Raw } from "../parts";
+import { Badge, ENDED, Facts, Labels, Problem, Progress, Raw, Time } from "../parts";
 import { address, type OfExperiment, type Tab, TABS, trialAddress } from "../route";
 import { Checkpoints, Saved } from "./checkpoints";
 import { Curves } from "./curves";
@@ -138,7 +138,7 @@ function Noticed({ row, trials }: { row: Row; trials: Seen[] }) {
   const log = `${address(row.id, "logs", failed ? [failed.id] : []).split("?")[0]}${rank ? `?rank=${rank}` : ""}`;
   return (
     <Problem text={row.state === "ERROR" ? problem : `No result: ${problem}`} kind={row.state === "ERROR" ? "bad" : "warned"}>
-      <a href={log}>its log{rank && `, rank ${rank}`}</a>
+      <a href={log}>Logs{rank && ` of rank ${rank}`}</a>
     </Problem>
   );
 }
@@ -245,13 +245,13 @@ function Overview({ row, trials, tick }: { row: Row; trials: Seen[]; tick: numbe
           : []),
         ["batches", number(trials.length === 1 ? trials[0]!.steps_completed : sumSteps(trials))],
         ["trials", `${number(row.num_trials)}${running.length > 0 ? `, ${running.length} running` : ""}${row.failed_trials > 0 ? `, ${number(row.failed_trials)} failed` : ""}`],
-        ...(doing ? ([["now", doing]] as [string, string][]) : []),
+        ...(doing ? ([["activity", doing]] as [string, string][]) : []),
         ...(restarts > 0 ? ([["restarts", <b class="warn">{restarts}</b>]] as [string, preact.ComponentChildren][]) : []),
         ["searcher", row.searcher_name],
-        ["started", clock(row.started_at)],
-        ["took", duration(row.started_at, row.ended_at)],
+        ["started", <Time at={row.started_at} />],
+        ["duration", duration(row.started_at, row.ended_at)],
         [
-          "every point",
+          "export metrics",
           <>
             <a href={`${download}csv`}>CSV</a> <a href={`${download}ndjson`}>NDJSON</a>
           </>,

@@ -7,10 +7,10 @@ import { all, get } from "../api";
 import { Bulk, type Deed } from "../bulk";
 import { Chooser, useColumns } from "../chooser";
 import { constants, PREFIX, type Value } from "../columns";
-import { clock, duration, number } from "../format";
+import { duration, number } from "../format";
 import { merge, useEvents, useLoaded } from "../live";
 import { metricColumns, useCalm, useMeasured } from "../measured";
-import { Badge, Cell, ENDED, Labels, Problem, Progress, Raw, Select, Table, Trouble } from "../parts";
+import { Badge, Cell, ENDED, Labels, Problem, Progress, Raw, Select, Table, Time, Trouble } from "../parts";
 import type { Experiment, ExperimentColumns, Info, MetricName } from "../resources";
 import { address, compareAddress, useChoice } from "../route";
 import { type Column, Heads, measured, sorted, useOrder } from "../sorting";
@@ -18,14 +18,14 @@ import { type Column, Heads, measured, sorted, useOrder } from "../sorting";
 const MOST_ROWS = 500;
 
 const STATES: [string, string, (row: Experiment) => boolean][] = [
-  ["", "every state", () => true],
-  ["running", "not ended", (e) => !ENDED.includes(e.state)],
-  ["waiting", "waiting", (e) => e.waiting_reason !== null || e.state === "PAUSED"],
-  ["completed", "completed with a result", (e) => e.state === "COMPLETED" && !e.result_problem],
-  ["failures", "with failed trials", (e) => e.failed_trials > 0],
-  ["problem", "ended without a result", (e) => Boolean(e.result_problem)],
-  ["error", "error", (e) => e.state === "ERROR"],
-  ["canceled", "canceled", (e) => e.state === "CANCELED"],
+  ["", "All states", () => true],
+  ["running", "Not finished", (e) => !ENDED.includes(e.state)],
+  ["waiting", "Waiting", (e) => e.waiting_reason !== null || e.state === "PAUSED"],
+  ["completed", "Completed", (e) => e.state === "COMPLETED" && !e.result_problem],
+  ["failures", "Has failed trials", (e) => e.failed_trials > 0],
+  ["problem", "No result", (e) => Boolean(e.result_problem)],
+  ["error", "Error", (e) => e.state === "ERROR"],
+  ["canceled", "Canceled", (e) => e.state === "CANCELED"],
 ];
 
 const seconds = (time: string | null): number | null => (time === null ? null : Date.parse(time));
@@ -67,8 +67,8 @@ const COLUMNS: Shown[] = [
       </>
     ),
   },
-  { name: "started", value: (e) => seconds(e.started_at), falling: true, kind: "figure", cell: (e) => clock(e.started_at) },
-  { name: "took", value: took, falling: true, kind: "figure", cell: (e) => duration(e.started_at, e.ended_at) },
+  { name: "started", value: (e) => seconds(e.started_at), falling: true, kind: "figure", cell: (e) => <Time at={e.started_at} /> },
+  { name: "duration", value: took, falling: true, kind: "figure", cell: (e) => duration(e.started_at, e.ended_at) },
 ];
 /** Columns whose cells say themselves what they are, where there is no room for heads. */
 const NAMELESS = [NAME, "state"];
@@ -98,11 +98,11 @@ const MORE: Shown[] = [
   { ...plain("failed trials", (e) => e.failed_trials), falling: true },
   plain("best trial", (e) => e.best_trial_id),
   plain("forked from", (e) => e.forked_from),
-  plain("slots a trial", (e) => inside(e, "resources", "slots_per_trial")),
+  plain("slots per trial", (e) => inside(e, "resources", "slots_per_trial")),
   plain("pool", (e) => inside(e, "resources", "resource_pool")),
   plain("priority", (e) => inside(e, "resources", "priority")),
-  { name: "submitted", value: (e) => seconds(e.created_at), falling: true, kind: "figure", cell: (e) => clock(e.created_at) },
-  { name: "ended", value: (e) => seconds(e.ended_at), falling: true, kind: "figure", cell: (e) => clock(e.ended_at) },
+  { name: "submitted", value: (e) => seconds(e.created_at), falling: true, kind: "figure", cell: (e) => <Time at={e.created_at} /> },
+  { name: "ended", value: (e) => seconds(e.ended_at), falling: true, kind: "figure", cell: (e) => <Time at={e.ended_at} /> },
 ];
 
 /** The columns that a list has because of what its experiments are: hyperparameters and metrics. */
@@ -198,14 +198,14 @@ export function Experiments() {
       </header>
       {list.value.length === 0 ? (
         <div class="notice">
-          No experiment yet. Submit one: <code>zerolab run examples/digits/experiment.yaml</code>
+          No experiments yet. Submit one: <code>zerolab run examples/digits/experiment.yaml</code>
         </div>
       ) : (
         <>
           <div class="choice">
             <input
               type="search"
-              placeholder="name, label or state"
+              placeholder="Name, label or state"
               aria-label="search"
               value={text}
               onInput={(e) => setText(e.currentTarget.value)}
@@ -214,13 +214,13 @@ export function Experiments() {
             {hidden > 0 && (
               <label>
                 <input type="checkbox" checked={archived !== ""} onChange={(e) => setArchived(e.currentTarget.checked ? "1" : "")} />{" "}
-                archived too ({hidden})
+                Show archived ({hidden})
               </label>
             )}
             {chosen.length > 1 && <a href={compareAddress(chosen)}>compare {chosen.length}</a>}
             <Bulk noun="experiment" ids={chosen} deeds={DEEDS} fits={(deed, id) => fits(deed, byId.get(id)!)} done={list.reload} />
             <Chooser columns={known.filter(({ name }) => name !== NAME).map(({ name }) => [name, titleOf(name)])} chosen={columns} />
-            {rows.length > MOST_ROWS && <span class="muted">the first {MOST_ROWS} of {number(rows.length)}</span>}
+            {rows.length > MOST_ROWS && <span class="muted">Showing the first {MOST_ROWS} of {number(rows.length)}</span>}
           </div>
           {rows.length === 0 ? (
             <p class="muted">No matches.</p>
@@ -229,7 +229,7 @@ export function Experiments() {
               head={
                 <>
                   <th>
-                    <input type="checkbox" aria-label="all of the list" checked={allTicked} onChange={() => setTicked(new Set(allTicked ? [] : shown.map((e) => e.id)))} />
+                    <input type="checkbox" aria-label="select all" checked={allTicked} onChange={() => setTicked(new Set(allTicked ? [] : shown.map((e) => e.id)))} />
                   </th>
                   <Heads columns={heads} order={order} sort={sort} />
                 </>
@@ -248,7 +248,7 @@ export function Experiments() {
 
 function Cluster({ info }: { info: Info }) {
   const { agents, slots, free_slots } = info.cluster;
-  if (agents === 0) return <span class="muted">no agent is running: experiments stay queued</span>;
+  if (agents === 0) return <span class="muted">no agents are running: experiments stay queued</span>;
   return (
     <span class="muted">
       {free_slots} of {slots} slots free on {agents} {agents === 1 ? "agent" : "agents"}

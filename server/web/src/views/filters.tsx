@@ -58,7 +58,7 @@ export function Filters({ names, metrics = [], metric, count }: FiltersProps) {
       )}
       {where.length > 1 && (
         <button type="button" onClick={() => setWhere([])}>
-          no filter
+          Clear filters
         </button>
       )}
       <span class="muted" role="status">

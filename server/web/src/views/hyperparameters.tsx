@@ -39,7 +39,7 @@ export function Hyperparameters(props: Props) {
   const short = useMemo(() => heads(trials), [trials]);
   const [where] = useConditions();
   const { kept, known, error } = useKept(props, where);
-  if (trials.length === 0) return <p class="muted">{row.waiting_reason ?? "No trial yet."}</p>;
+  if (trials.length === 0) return <p class="muted">{row.waiting_reason ?? "No trials yet."}</p>;
   if (trials.length === 1) return <p class="muted">There is only one trial.</p>;
   if (names.length === 0) return <p class="muted">All trials have the same hyperparameters.</p>;
   const best = ranked(kept, row.smaller_is_better).slice(0, USUAL_TRIALS).map((trial) => trial.id);
@@ -49,7 +49,7 @@ export function Hyperparameters(props: Props) {
       {error && <Problem text={error} />}
       {where.length > 0 && kept.length > 0 && (
         <p class="choice">
-          <a href={address(row.id, "trials")}>these in the table</a>
+          <a href={address(row.id, "trials")}>show in table</a>
           <a href={address(row.id, "curves", best)}>curves of the best {best.length}</a>
         </p>
       )}
@@ -149,7 +149,7 @@ function Coordinates(props: Parts) {
       <figcaption>
         <span>parallel coordinates</span>
         <small class="muted">drag on an axis to filter</small>
-        <Select name="colour by" value={by} options={[["trial", "a colour for each trial"], ["metric", `colour by ${metricOf(row)}`]]} choose={setBy} />
+        <Select name="color by" value={by} options={[["trial", "Color by trial"], ["metric", `Color by ${metricOf(row)}`]]} choose={setBy} />
       </figcaption>
       <details class="picker">
         <summary class="muted">{columns.length} of {all.length} axes</summary>
@@ -276,7 +276,7 @@ function Importance({ row, tick }: Props) {
       </figcaption>
       {found.error && <Problem text={found.error} />}
       {answer === null && !found.error && <p class="muted">Loading…</p>}
-      {answer?.problem && <p class="muted">Not known yet: {answer.problem}.</p>}
+      {answer?.problem && <p class="muted">Not available yet: {answer.problem}.</p>}
       {answer && answer.problem === null && <Shares found={answer} />}
       {answer && (
         <details>

@@ -22,11 +22,17 @@ const PREFIX = /^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) /;
 const ESCAPES = /\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[@-Z\\-_])/g;
 
 const LEVELS: [string, string][] = [
-  ["", "every line"],
-  ...["INFO", "WARNING", "ERROR"].map((one): [string, string] => [one, `${one.toLowerCase()} and above`]),
+  ["", "All levels"],
+  ...["INFO", "WARNING", "ERROR"].map((one): [string, string] => [one, `${one} and above`]),
 ];
 
-const plain = (line: LogLine): string => line.text.replace(ESCAPES, "").replace(PREFIX, "");
+/** The time that an agent writes before its messages; the line's own time is shown. */
+const AGENT_TIME = /^\d\d:\d\d:\d\dZ /;
+
+const plain = (line: LogLine): string => {
+  const text = line.text.replace(ESCAPES, "");
+  return line.stream === "agent" ? text.replace(AGENT_TIME, "") : text.replace(PREFIX, "");
+};
 const origin = (line: LogLine): string => (line.rank === null ? line.stream : `rank ${line.rank}`);
 const source = (line: LogLine, hosts: boolean): string => (hosts && line.host ? `${line.host} ${origin(line)}` : origin(line));
 
@@ -68,21 +74,21 @@ export function Logs({ path, tick, ranks, several }: LogsProps) {
       <div class="choice">
         <input
           type="search"
-          placeholder="text in a line"
-          aria-label="search lines"
+          placeholder="Search logs"
+          aria-label="search logs"
           value={text}
           onInput={(e) => setText(e.currentTarget.value)}
         />
-        <Select name="least level" value={level} options={LEVELS} choose={setLevel} />
+        <Select name="minimum level" value={level} options={LEVELS} choose={setLevel} />
         <Select name="rank" value={rank} options={rankOptions(ranks, rank)} choose={setRank} />
         <label>
-          <input type="checkbox" checked={follow} onChange={(e) => setFollow(e.currentTarget.checked)} /> follow
+          <input type="checkbox" checked={follow} onChange={(e) => setFollow(e.currentTarget.checked)} /> Follow
         </label>
         <Download path={path} query={query} />
-        {full && <span class="muted">the last {number(most)} lines</span>}
+        {full && <span class="muted">Last {number(most)} lines</span>}
         {full && most < MORE_LINES && (
           <button type="button" onClick={() => setMost(MORE_LINES)}>
-            older lines
+            Load older lines
           </button>
         )}
       </div>
@@ -90,7 +96,7 @@ export function Logs({ path, tick, ranks, several }: LogsProps) {
         {found.map((line) => (
           <Line key={line.id} line={line} several={several} hosts={hosts} />
         ))}
-        {lines.value === null ? "Loading…" : found.length === 0 && "No line."}
+        {lines.value === null ? "Loading…" : found.length === 0 && "No log lines."}
       </pre>
     </section>
   );
@@ -104,7 +110,7 @@ export function slots(row: Experiment): number {
 
 function rankOptions(ranks: number, chosen: string): [string, string][] {
   const count = Math.max(ranks, Number(chosen) + 1);
-  return [["", "every rank"], ...Array.from({ length: count }, (_, rank): [string, string] => [String(rank), `rank ${rank}`])];
+  return [["", "All ranks"], ...Array.from({ length: count }, (_, rank): [string, string] => [String(rank), `Rank ${rank}`])];
 }
 
 /** Hands every line that the filters of the server let pass to the browser as a file. */
@@ -134,7 +140,7 @@ function Download({ path, query }: { path: string; query: string }) {
 function Line({ line, several, hosts }: { line: LogLine; several: boolean; hosts: boolean }) {
   const level = (line.level ?? "").toLowerCase();
   return (
-    <span class={`line ${line.stream} ${level === "critical" ? "error" : level}`}>
+    <span class={`line ${level === "critical" ? "error" : level}`}>
       <time title={clock(line.time)}>{clock(line.time).slice(11)}</time>
       <i>
         {several && line.trial_id !== null ? `trial ${line.trial_id} ` : ""}

@@ -28,7 +28,7 @@ const go = (trial: number): void => {
 
 export function Search(props: Props) {
   const { row, trials } = props;
-  if (trials.length === 0) return <p class="muted">{row.waiting_reason ?? "No trial yet."}</p>;
+  if (trials.length === 0) return <p class="muted">{row.waiting_reason ?? "No trials yet."}</p>;
   return (
     <section>
       <Rungs {...props} />
@@ -52,7 +52,7 @@ function Rungs({ row, at, tick }: Props) {
   if (state.problem !== null) return state.problem === row.error ? null : <Problem text={state.problem} />;
   const unit = state.unit ?? "batches";
   if (state.brackets.length === 0) {
-    return <p class="muted">The searcher {state.name} compares no trials while they train: it has no rungs.</p>;
+    return <p class="muted">The searcher {state.name} has no rungs: it does not stop trials early.</p>;
   }
   return (
     <>
@@ -61,8 +61,8 @@ function Rungs({ row, at, tick }: Props) {
           <figcaption>
             <span>{state.brackets.length === 1 ? "rungs" : `rungs of bracket ${place + 1} of ${state.brackets.length}`}</span>
             <small class="muted">
-              at most {number(bracket.trials)} trials{state.done && "; the search wants no more"}. Dots went on or ended there, rings wait,
-              crosses were stopped or failed
+              at most {number(bracket.trials)} trials{state.done && "; no more trials will start"}. Dots: promoted or completed, rings:
+              paused, crosses: stopped or failed
             </small>
           </figcaption>
           <Ladder row={row} rungs={bracket.rungs} unit={unit} at={at} />
@@ -85,7 +85,7 @@ function Ladder({ row, rungs, unit, at }: { row: Experiment; rungs: Rung[]; unit
         y: up.place(finite(entry.metric)),
         color: look(at.get(entry.trial_id) ?? 0).color,
         form: entry.state === "paused" ? "ring" : entry.state === "stopped" || entry.state === "failed" ? "cross" : "dot",
-        words: `trial ${entry.trial_id} · ${rung.length} ${unit} · ${metricOf(row)} ${number(entry.metric)} · ${entry.state}, ${rank + 1}. of ${rung.entries.length}`,
+        words: `trial ${entry.trial_id} · ${rung.length} ${unit} · ${metricOf(row)} ${number(entry.metric)} · ${entry.state}, rank ${rank + 1} of ${rung.entries.length}`,
       })),
     );
     // Rungs stand in the order of their lengths, not of their names.
@@ -103,7 +103,7 @@ function Standing({ row, rungs, unit }: { row: Experiment; rungs: Rung[]; unit: 
       <table class="rows">
         <thead>
           <tr>
-            {[unit, "on their way", ...STATES, `best ${metricOf(row)}`].map((name) => (
+            {[unit, "training", ...STATES, `best ${metricOf(row)}`].map((name) => (
               <th key={name}>{name}</th>
             ))}
           </tr>
@@ -114,7 +114,7 @@ function Standing({ row, rungs, unit }: { row: Experiment; rungs: Rung[]; unit: 
               <td class="figure" data-name={unit}>
                 <b>{number(rung.length)}</b>
               </td>
-              <td data-name="on their way">
+              <td data-name="training">
                 <Named ids={rung.training} />
               </td>
               {STATES.map((state) => (
@@ -179,7 +179,7 @@ function BestSoFar({ row, at, tick }: Props) {
         <span>best {metricOf(row)} so far</span>
         {found.value && (
           <small class="muted">
-            {number(better.length)} times better in {number(found.value.validations)} validations
+            {number(better.length)} {better.length === 1 ? "improvement" : "improvements"} in {number(found.value.validations)} validations
           </small>
         )}
       </figcaption>
@@ -188,9 +188,9 @@ function BestSoFar({ row, at, tick }: Props) {
         <p class="muted">
           {found.value.validations === 0
             ? ENDED.includes(row.state)
-              ? "The searcher received no validation."
-              : "No validation yet."
-            : `None of ${number(found.value.validations)} validations gave a number.`}
+              ? "The searcher received no validations."
+              : "No validations yet."
+            : `None of ${number(found.value.validations)} validations has a finite value.`}
         </p>
       ) : (
         <Dots title={`best ${metricOf(row)} over time`} x={made.x} y={made.y} dots={made.dots} height={260} stairs pick={go} />
@@ -227,8 +227,8 @@ function Costs({ row, trials, at }: Props) {
       <figcaption>
         <span>cost</span>
         <small class="muted">
-          slot time: slots times the time for which runs held them. All trials {seconds(total)}
-          {lost > 0 && `; ${seconds(lost)} of it in ${failed.length} that failed`}
+          slot time (slots × run time): {seconds(total)} in all trials
+          {lost > 0 && `, ${seconds(lost)} in ${failed.length} failed trials`}
         </small>
       </figcaption>
       {bars.length === 0 ? (

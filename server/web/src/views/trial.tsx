@@ -8,7 +8,7 @@ import { leavesOf, seenTrial, spaceOf } from "../columns";
 import { Ask, AskChanges, Now } from "../dialog";
 import { clock, duration, number, seconds } from "../format";
 import { useEvents, useLoaded } from "../live";
-import { Badge, Cell, ENDED, Facts, Labels, OneLine, Problem, Progress, Raw, Table } from "../parts";
+import { Badge, Cell, ENDED, Facts, Labels, OneLine, Problem, Progress, Raw, Table, Time } from "../parts";
 import type { Experiment, Run, RunPage, Trial as Row } from "../resources";
 import { address, modelAddress, trialAddress, type TrialTab, TRIAL_TABS } from "../route";
 import { Checkpoints, Saved } from "./checkpoints";
@@ -73,7 +73,7 @@ function Known({ trial, row, tab, refresh, update }: Props) {
           <small>trial</small> {trial.id} <Badge of={trial} /> <Labels labels={trial.labels} />{" "}
           <small>
             of <a href={address(row.id)}>{row.name}</a>
-            {trial.id === row.best_trial_id && row.num_trials > 1 && ", its best"}
+            {trial.id === row.best_trial_id && row.num_trials > 1 && ", best trial"}
           </small>
         </h1>
         <div class="actions">
@@ -121,7 +121,7 @@ function Noticed({ trial, row }: Both) {
   if (problem) return <Problem text={trial.state === "ERROR" ? problem : `No result: ${problem}`} kind={trial.state === "ERROR" ? "bad" : "warned"} />;
   if (trial.waiting_reason) return <Problem text={`Waiting: ${trial.waiting_reason}`} kind="warned" />;
   if (trial.state !== "PAUSED") return null;
-  const whole = row.state === "PAUSED" ? "its experiment is paused; activate that" : "it was paused, by a user or by the search, and holds no slots";
+  const whole = row.state === "PAUSED" ? "the experiment is paused; activate the experiment" : "paused by a user or by the searcher";
   return <Problem text={`Waiting: ${whole}.`} kind="warned" />;
 }
 
@@ -170,7 +170,7 @@ export function Fork({ trial }: { trial: number }) {
     window.location.hash = address(experiment.id).slice(1);
   };
   return (
-    <AskChanges act={act} title={`fork trial ${trial}`} ask={`A new experiment begins with the weights of trial ${trial} and its hyperparameters, with these overrides.`} usual="{}">
+    <AskChanges act={act} title={`fork trial ${trial}`} ask={`A new experiment starts from the weights and hyperparameters of trial ${trial}, with these overrides.`} usual="{}">
       fork
     </AskChanges>
   );
@@ -183,8 +183,8 @@ function Overview({ trial, row, versions, tick }: Both & { versions: Version[]; 
     ["restarts", trial.restarts > 0 ? <b class="warn">{trial.restarts}</b> : "0"],
     ["slot time", seconds(trial.slot_seconds)],
     ["seed", String(trial.seed)],
-    ["started", clock(trial.started_at)],
-    ["took", duration(trial.started_at, trial.ended_at)],
+    ["started", <Time at={trial.started_at} />],
+    ["duration", duration(trial.started_at, trial.ended_at)],
   ];
   if (row.metric) {
     const best = (
@@ -195,8 +195,8 @@ function Overview({ trial, row, versions, tick }: Both & { versions: Version[]; 
     );
     rows.splice(1, 0, [`best ${row.metric}`, best], ["latest", number(trial.latest_validation)], ["best checkpoint", <Saved path={`/trials/${trial.id}`} tick={tick} />]);
   }
-  if (trial.activity && trial.state === "RUNNING") rows.splice(1, 0, ["now", trial.activity]);
-  if (trial.started_at === null && !ENDED.includes(trial.state)) rows.push(["waits for", duration(trial.created_at, null)]);
+  if (trial.activity && trial.state === "RUNNING") rows.splice(1, 0, ["activity", trial.activity]);
+  if (trial.started_at === null && !ENDED.includes(trial.state)) rows.push(["waiting for", duration(trial.created_at, null)]);
   if (versions.length > 0) {
     const told = versions.map(({ model, version }) => (
       <a key={`${model} ${version}`} class="label" href={modelAddress(model)}>
@@ -206,30 +206,30 @@ function Overview({ trial, row, versions, tick }: Both & { versions: Version[]; 
     rows.push(["registered as", <>{told}</>]);
   }
   if (trial.source_trial_id !== null) {
-    rows.push(["begins with the weights of", <a href={trialAddress(trial.source_trial_id)}>trial {trial.source_trial_id}</a>]);
+    rows.push(["initial weights from", <a href={trialAddress(trial.source_trial_id)}>trial {trial.source_trial_id}</a>]);
   }
   return <Facts rows={rows} />;
 }
 
 function Hyperparameters({ trial, row }: Both) {
   const found = Object.entries(leavesOf(trial.hparams));
-  if (found.length === 0) return <p class="muted">No checkpoints.</p>;
+  if (found.length === 0) return <p class="muted">No hyperparameters.</p>;
   return (
-    <Table head={["hyperparameter", "value", "searched"].map((name) => <th key={name}>{name}</th>)}>
+    <Table head={["hyperparameter", "value", "search space"].map((name) => <th key={name}>{name}</th>)}>
       {found.map(([name, value]) => (
         <tr key={name}>
           <Cell kind="name">{name}</Cell>
           <Cell name="value" kind="figure">
             {typeof value === "number" ? <span title={String(value)}>{number(value)}</span> : String(value)}
           </Cell>
-          <Cell name="searched">{spaceOf(row.config, name) ?? <span class="muted">the same in all trials</span>}</Cell>
+          <Cell name="search space">{spaceOf(row.config, name) ?? <span class="muted">constant</span>}</Cell>
         </tr>
       ))}
     </Table>
   );
 }
 
-const RUN_HEADS = ["run", "state", "agents", "given slots", "started", "ended", "took", "exit code", "how it ended"];
+const RUN_HEADS = ["run", "state", "agents", "scheduled", "started", "ended", "duration", "exit code", "exit reason"];
 
 function Runs({ trial, tick }: { trial: Row; tick: number }) {
   const path = `/trials/${trial.id}/runs`;
@@ -254,8 +254,8 @@ function RunLine({ run }: { run: Run }) {
       <Cell>
         <Badge of={run} />
       </Cell>
-      <Cell name="agents">{run.agents.join(", ") || <span class="muted">forgotten</span>}</Cell>
-      <Cell name="given slots" kind="figure">
+      <Cell name="agents">{run.agents.join(", ") || <span class="muted">removed</span>}</Cell>
+      <Cell name="scheduled" kind="figure">
         {clock(run.created_at)}
       </Cell>
       <Cell name="started" kind="figure">
@@ -264,14 +264,14 @@ function RunLine({ run }: { run: Run }) {
       <Cell name="ended" kind="figure">
         {clock(run.ended_at)}
       </Cell>
-      <Cell name="took" kind="figure">
+      <Cell name="duration" kind="figure">
         {duration(run.started_at, run.ended_at)}
       </Cell>
       <Cell name="exit code" kind="figure">
         {run.failed || run.exit_code === 0 ? number(run.exit_code) : "–"}
       </Cell>
-      <Cell name="how it ended">
-        {run.reason !== null ? <OneLine text={run.reason} kind={run.failed ? "problem" : "waiting"} /> : run.state !== "EXITED" ? "" : run.exit_code === 0 ? "as it should" : "–"}
+      <Cell name="exit reason">
+        {run.reason !== null ? <OneLine text={run.reason} kind={run.failed ? "problem" : "waiting"} /> : run.state !== "EXITED" ? "" : run.exit_code === 0 ? "finished" : "–"}
       </Cell>
     </tr>
   );

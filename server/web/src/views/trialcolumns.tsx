@@ -5,9 +5,9 @@ import type { ComponentChildren } from "preact";
 import { get } from "../api";
 import { look } from "../chart/looks";
 import { PREFIX, type Seen, type Value } from "../columns";
-import { clock, duration, number, seconds } from "../format";
+import { duration, number, seconds } from "../format";
 import { metricColumns } from "../measured";
-import { Badge, ENDED, Labels, Progress, Trouble } from "../parts";
+import { Badge, ENDED, Labels, Progress, Time, Trouble } from "../parts";
 import { written } from "../plot/axis";
 import type { Experiment, MetricName, MetricNames, Num, Trial } from "../resources";
 import { trialAddress } from "../route";
@@ -41,7 +41,7 @@ interface About {
 }
 
 const figure = (key: string, name: string, cell: Column["cell"], falling = true): Column => ({ key, name, sorts: true, falling, kind: "figure", cell });
-const time = (key: "created_at" | "started_at" | "ended_at", name: string): Column => ({ key, name, sorts: false, kind: "figure", cell: (trial) => clock(trial[key]) });
+const time = (key: "created_at" | "started_at" | "ended_at", name: string): Column => ({ key, name, sorts: false, kind: "figure", cell: (trial) => <Time at={trial[key]} /> });
 
 export const TRIAL: Column = {
   key: "id",
@@ -85,7 +85,7 @@ export function columns(row: Experiment, varied: string[], others: string[], sho
     figure("restarts", "restarts", (trial) => (trial.restarts > 0 ? <b class="warn">{trial.restarts}</b> : 0)),
     ...varied.map(hparam),
     figure("slot_seconds", "slot time", (trial) => seconds(trial.slot_seconds)),
-    { key: "took", name: "took", sorts: false, kind: "figure", cell: (trial) => duration(trial.started_at, trial.ended_at) },
+    { key: "took", name: "duration", sorts: false, kind: "figure", cell: (trial) => duration(trial.started_at, trial.ended_at) },
   ];
   const more: Column[] = [
     figure("progress", "progress", (trial) => `${Math.round(100 * trial.progress)} %`),

@@ -4,7 +4,7 @@ import { useMemo, useRef, useState } from "preact/hooks";
 
 import { Bulk, type Deed } from "../bulk";
 import { Chooser, useColumns } from "../chooser";
-import { type Condition, heads as shortHeads, type Seen, seenTrial, varying, metricOf } from "../columns";
+import { type Condition, heads as shortHeads, PREFIX, type Seen, seenTrial, varying, metricOf } from "../columns";
 import { number } from "../format";
 import { useLoaded } from "../live";
 import { METRIC, useMeasured } from "../measured";
@@ -25,12 +25,12 @@ const AROUND = 20;
 const AHEAD = 200;
 
 const STATES: [string, string, Condition[]][] = [
-  ["", "every state", []],
-  ["running", "running", [["state", "in", ["RUNNING", "STOPPING"]]]],
-  ["waiting", "waiting", [["state", "in", ["QUEUED", "PAUSED"]]]],
-  ["completed", "completed with a result", [["result", "=", "yes"]]],
-  ["problem", "ended without a result", [["result", "=", "no"]]],
-  ["canceled", "canceled", [["state", "=", "CANCELED"]]],
+  ["", "All states", []],
+  ["running", "Running", [["state", "in", ["RUNNING", "STOPPING"]]]],
+  ["waiting", "Waiting", [["state", "in", ["QUEUED", "PAUSED"]]]],
+  ["completed", "Completed", [["result", "=", "yes"]]],
+  ["problem", "No result", [["result", "=", "no"]]],
+  ["canceled", "Canceled", [["state", "=", "CANCELED"]]],
 ];
 
 const DEEDS: Deed[] = [
@@ -74,7 +74,7 @@ export function Trials({ row, trials, at, chosen, changed, tick, refresh }: Tria
   const heads = known.filter(({ key }) => key === TRIAL.key || choice.shown(key));
   const metrics = heads.map(({ key }) => key).filter((key) => METRIC.test(key));
   const measured = useMeasured(`/experiments/${row.id}/columns`, metrics, tick);
-  if (trials.length === 0) return <p class="muted">{row.waiting_reason ?? "No trial yet."}</p>;
+  if (trials.length === 0) return <p class="muted">{row.waiting_reason ?? "No trials yet."}</p>;
   const tickAll = (ids: number[]) => window.location.replace(address(row.id, "trials", ids));
   const toggle = (id: number) => {
     const now = parse(window.location.hash); // a second tick may come before the first one is shown
@@ -108,31 +108,31 @@ export function Trials({ row, trials, at, chosen, changed, tick, refresh }: Tria
             {hidden > 0 && (
               <label>
                 <input type="checkbox" checked={archived !== ""} onChange={(e) => setArchived(e.currentTarget.checked ? "1" : "")} />{" "}
-                archived too ({number(hidden)})
+                Show archived ({number(hidden)})
               </label>
             )}
             {first > 0 && (
               <button type="button" onClick={() => tickAll(pages.rows.slice(0, 10).map((trial) => trial.id))}>
-                tick the first {first}
+                select first {first}
               </button>
             )}
             {chosen.length > 0 && (
               <>
                 <a href={address(row.id, "curves", chosen)}>curves of {chosen.length}</a>
                 <button type="button" onClick={() => tickAll([])}>
-                  untick
+                  clear selection
                 </button>
                 <Bulk noun="trial" ids={chosen} deeds={DEEDS} fits={fits} done={refresh} />
               </>
             )}
             {pages.stale && (
               <button type="button" class="reset" onClick={pages.again}>
-                trials have changed: read again
+                Trials have changed: reload
               </button>
             )}
             <Chooser columns={known.filter(({ key }) => key !== TRIAL.key).map(({ key, name, whole }) => [key, whole ?? name])} chosen={choice} />
             <span class="muted">
-              Ticked trials alone are shown in the other views, at most {MOST_TRIALS} of them in charts; heads of columns sort.
+              Other views show only the selected trials, charts at most {MOST_TRIALS}. Click a column header to sort.
             </span>
           </div>
         </>
@@ -213,7 +213,7 @@ function Rows({ row, heads, measured, rows, total, reach, sort, setSort, at, cho
         <table class="rows" aria-rowcount={total + 1}>
           <thead>
             <tr>
-              {chosen !== null && <th aria-label="chosen" />}
+              {chosen !== null && <th aria-label="selected" />}
               {heads.map((head) => (
                 <Head key={head.key} head={head} sort={sort} setSort={setSort} />
               ))}
@@ -232,7 +232,7 @@ function Rows({ row, heads, measured, rows, total, reach, sort, setSort, at, cho
               ) : (
                 <tr key={`reading ${first + i}`}>
                   <td colSpan={width} class="muted">
-                    reading…
+                    Loading…
                   </td>
                 </tr>
               ),
@@ -248,7 +248,7 @@ function Rows({ row, heads, measured, rows, total, reach, sort, setSort, at, cho
       {!virtual && total > last && (
         <p>
           <button type="button" onClick={() => (setMost(most + ALL_ROWS), reach(most + ALL_ROWS))}>
-            show more of {number(total)}
+            show more ({number(total)} trials)
           </button>
         </p>
       )}
@@ -262,7 +262,7 @@ function Head({ head, sort, setSort }: { head: Column; sort: string; setSort: (s
   const falling = sort.startsWith("-");
   const click = () => setSort(`${(now ? !falling : head.falling) ? "-" : ""}${head.key}`);
   return (
-    <th aria-sort={!now ? "none" : falling ? "descending" : "ascending"}>
+    <th class={head.key.startsWith(PREFIX) ? "verbatim" : undefined} aria-sort={!now ? "none" : falling ? "descending" : "ascending"}>
       <button type="button" title={head.whole === head.name ? undefined : head.whole} onClick={click}>
         {head.name}
       </button>

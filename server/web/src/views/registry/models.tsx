@@ -4,15 +4,15 @@ import { useState } from "preact/hooks";
 
 import { get, post, remove } from "../../api";
 import { Ask, Question } from "../../dialog";
-import { bytes, clock, number } from "../../format";
+import { bytes, number } from "../../format";
 import { useLoaded } from "../../live";
-import { Cell, Problem, Raw, Table } from "../../parts";
+import { Cell, Copy, Problem, Raw, Table, Time } from "../../parts";
 import type { Model as Row, ModelVersion } from "../../resources";
 import { address, modelAddress, trialAddress } from "../../route";
 import { Measured } from "../checkpoints";
 import { readModels } from "./register";
 
-const HEADS = ["model", "description", "versions", "newest", "its validation", "added"];
+const HEADS = ["model", "description", "versions", "latest version", "latest metrics", "added"];
 const VERSION_HEADS = ["version", "checkpoint", "trial", "batch", "size", "validation", "notes", "registered", ""];
 
 export function Models() {
@@ -30,8 +30,8 @@ export function Models() {
       </header>
       {list.value.length === 0 ? (
         <div class="notice">
-          No model yet. A checkpoint becomes a version of one with <b>register</b>, among the checkpoints of its experiment, or with{" "}
-          <code>zerolab model register-version</code>; it is kept then, whatever its experiment's policy says.
+          No models yet. To register a checkpoint, use <b>Register</b> in the checkpoints of an experiment, or run{" "}
+          <code>zerolab model register-version</code>. Registered checkpoints are not deleted by retention policies.
         </div>
       ) : (
         <Table head={HEADS.map((name) => <th key={name}>{name}</th>)}>
@@ -55,20 +55,20 @@ function Line({ model }: { model: Row }) {
       <Cell name="versions" kind="figure">
         {number(model.versions.length)}
       </Cell>
-      <Cell name="newest" kind="figure">
+      <Cell name="latest version" kind="figure">
         {newest ? (
           <>
-            {newest.version} <small class="muted">{clock(newest.created_at)}</small>
+            {newest.version} <small class="muted"><Time at={newest.created_at} /></small>
           </>
         ) : (
           "–"
         )}
       </Cell>
-      <Cell name="its validation" kind="hparams">
+      <Cell name="latest metrics" kind="hparams">
         <Measured metrics={newest?.metrics ?? null} />
       </Cell>
       <Cell name="added" kind="figure">
-        {clock(model.created_at)}
+        <Time at={model.created_at} />
       </Cell>
     </tr>
   );
@@ -87,11 +87,11 @@ function New({ done }: { done: () => void }) {
       {open && (
         <Question title="new model" deed="add" act={act} close={() => setOpen(false)}>
           <label class="field">
-            name
+            Name
             <input required value={name} onInput={(e) => setName(e.currentTarget.value.trim())} />
           </label>
           <label class="field">
-            description
+            Description
             <input value={description} onInput={(e) => setDescription(e.currentTarget.value)} />
           </label>
         </Question>
@@ -130,7 +130,7 @@ export function Model({ name }: { name: string }) {
       {model.description && <p class="muted description">{model.description}</p>}
       {model.versions.length === 0 ? (
         <p class="muted">
-          No version yet: <code>zerolab model register-version {name} UUID</code>, or <b>register</b> among the checkpoints of an experiment.
+          No versions yet: <code>zerolab model register-version {name} UUID</code>, or use <b>Register</b> in the checkpoints of an experiment.
         </p>
       ) : (
         <Table head={VERSION_HEADS.map((head) => <th key={head} aria-label={head || "actions"}>{head}</th>)}>
@@ -153,9 +153,12 @@ function VersionLine({ model, version: v, done }: { model: string; version: Mode
       <Cell>
         <details>
           <summary>
-            <code>{v.checkpoint}</code>
+            <code title={v.checkpoint}>{v.checkpoint.slice(0, 8)}</code>
           </summary>
-          <p class="path">zerolab checkpoint download {v.checkpoint} model/</p>
+          <p class="path">
+            {v.checkpoint} <Copy text={v.checkpoint} />
+          </p>
+          <p class="path">zerolab checkpoint download {v.checkpoint} DIRECTORY</p>
         </details>
       </Cell>
       <Cell name="trial" kind="figure">
@@ -172,7 +175,7 @@ function VersionLine({ model, version: v, done }: { model: string; version: Mode
       </Cell>
       <Cell name="notes">{v.notes}</Cell>
       <Cell name="registered" kind="figure">
-        {clock(v.created_at)}
+        <Time at={v.created_at} />
       </Cell>
       <Cell kind="acts">
         <Ask act={act} title={`remove version ${v.version} of ${model}?`} ask="The checkpoint is then kept by the policy of its experiment. The version number is not reused.">

@@ -62,12 +62,13 @@ function Form({ checkpoint, registry, close }: RegisterProps & { close: () => vo
     registry.reload();
   };
   return (
-    <Question title="register a checkpoint" deed={known || name === "" ? "register" : "add the model and register"} act={act} close={close}>
+    <Question title="register a checkpoint" deed={known || name === "" ? "register" : "create model and register"} act={act} close={close}>
       <p>
-        <code>{checkpoint}</code> becomes the next version of a model, and is kept until it is taken out of the registry.
+        Registers checkpoint <code>{checkpoint}</code> as the next version of a model. A registered checkpoint is kept until its
+        version is removed.
       </p>
       <label class="field">
-        model, a new one too
+        Model (existing or new)
         <input required list="models" value={name} onInput={(e) => setName(e.currentTarget.value.trim())} />
       </label>
       <datalist id="models">
@@ -76,7 +77,7 @@ function Form({ checkpoint, registry, close }: RegisterProps & { close: () => vo
         ))}
       </datalist>
       <label class="field">
-        notes
+        Notes
         <input value={notes} onInput={(e) => setNotes(e.currentTarget.value)} />
       </label>
     </Question>

@@ -7,8 +7,8 @@ import type { EngineAnswer, EngineEntry } from "../../resources";
 import { useChoice } from "../../route";
 
 const SHOWN: [string, string, (origin: string) => boolean][] = [
-  ["", "every value", () => true],
-  ["set", "what is not a default", (origin) => !origin.startsWith("default")],
+  ["", "All values", () => true],
+  ["set", "Changed from default", (origin) => !origin.startsWith("default")],
 ];
 
 const told = (value: unknown): string => (value === null ? "–" : typeof value === "string" ? value : JSON.stringify(value));
@@ -46,7 +46,7 @@ export function Engine({ trial }: { trial: number }) {
         </button>
       </div>
       {changes.length > 0 && <Problem text={["Values that are interpreted differently:", ...changes].join("\n")} kind="warned" />}
-      <Table head={["key", "value", "from"].map((name) => <th key={name}>{name}</th>)}>
+      <Table head={["key", "value", "source"].map((name) => <th key={name}>{name}</th>)}>
         {entries
           .filter(({ origin }) => keep(origin))
           .map(({ key, value, origin }) => (
@@ -55,7 +55,7 @@ export function Engine({ trial }: { trial: number }) {
                 <code>{key}</code>
               </Cell>
               <Cell name="value">{told(value)}</Cell>
-              <Cell name="from">
+              <Cell name="source">
                 <span class="muted">{origin}</span>
               </Cell>
             </tr>

@@ -33,9 +33,9 @@ function Editor({ row, close }: { row: Experiment; close: () => void }) {
     window.location.hash = address(experiment.id).slice(1);
   };
   return (
-    <Question title={`new experiment from ${row.id}`} deed="submit" act={act} close={close}>
+    <Question title={`fork experiment ${row.id}`} deed="submit" act={act} close={close}>
       <p>
-        The model directory of experiment {row.id} is submitted again with this file; experiment {row.id} stays as it is.
+        The new experiment uses the model directory of experiment {row.id} and this file. Experiment {row.id} does not change.
       </p>
       {given.error && <Problem text={given.error} />}
       <textarea
@@ -48,7 +48,7 @@ function Editor({ row, close }: { row: Experiment; close: () => void }) {
         onInput={(e) => setText(e.currentTarget.value)}
       />
       <label>
-        <input type="checkbox" checked={paused} onChange={(e) => setPaused(e.currentTarget.checked)} /> let it wait, paused
+        <input type="checkbox" checked={paused} onChange={(e) => setPaused(e.currentTarget.checked)} /> Submit as paused
       </label>
     </Question>
   );
