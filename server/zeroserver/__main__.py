@@ -1,6 +1,7 @@
 """Entry point of ``python -m zeroserver``; see :mod:`zeroserver.process`."""
 
 import gc
+import os
 import signal
 import sys
 from types import ModuleType
@@ -23,6 +24,8 @@ def start() -> int:
     command_line = ModuleType("uvicorn.main")
     command_line.__dict__["__getattr__"] = lambda _name: None
     sys.modules["uvicorn.main"] = command_line
+    # pydantic would read the metadata of all distributions to find plugins.
+    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
     _defer_models()
     from zeroserver.process import main
 

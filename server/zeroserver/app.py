@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import FileResponse, HTMLResponse, Response
+from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from fastapi.routing import APIRoute, iter_route_contexts
 from fastapi.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
 from zerolab import __version__
 from zerolab.paths import Home
@@ -37,7 +38,7 @@ from zeroserver.store.database import Change, Database
 from zeroserver.store.engine_factory import sqlite_url
 from zeroserver.store.migrate import lock_database, migrate
 
-__all__ = ["STATIC", "create_app", "prepare"]
+__all__ = ["DOCS", "STATIC", "create_app", "prepare"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,25 +46,32 @@ _LOG_INTERVAL_S = 60.0
 """Minimum time between identical log lines, in seconds."""
 
 STATIC = Path(__file__).parent / "static"
+DOCS = Path(__file__).parent / "docs"
 
 _NO_PAGE = (
     "<!doctype html><meta charset=utf-8><title>Zerolab</title><h1>Zerolab</h1>"
     "<p>The server runs, but its web page was not built. The command line and the REST API "
     "under /api/v1 work without it."
 )
+_NO_DOCS = (
+    "<!doctype html><meta charset=utf-8><title>Zerolab</title><h1>No documentation</h1>"
+    "<p>This installation contains no documentation. In a checkout, run <code>make docs</code> "
+    "and restart the server. The same pages are in its folder <code>docs</code>."
+)
 
 
-def create_app(settings: Settings, static: Path = STATIC) -> FastAPI:
+def create_app(settings: Settings, static: Path = STATIC, docs: Path = DOCS) -> FastAPI:
     """Create the application of a server; it opens no resources before its startup.
 
     Args:
         settings: Settings of the server.
         static: Directory of the built page.
+        docs: Directory of the built documentation.
     """
-    app = FastAPI(
+    app = _Application(
         title="Zerolab",
         version=__version__,
-        docs_url=None,  # its page loads external scripts
+        docs_url=None,  # its page loads external scripts; /docs is the documentation
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
         lifespan=_lifespan,
@@ -75,19 +83,27 @@ def create_app(settings: Settings, static: Path = STATIC) -> FastAPI:
     )
     services = _services(settings)
     app.state.services = services
-    app.add_middleware(FastRoutes, routes=WIRE_ROUTES)
-    app.add_middleware(
-        Guard,
-        keys=services.keys,
-        settings=settings,
-        routes=app.router.routes,
-        has_ended=partial(services.open_runs.has_ended, services.read),
-    )
     install_error_handlers(app)
     _add_routes(app)
     _add_page(app, static)
+    _add_docs(app, docs)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
+
+
+class _Application(FastAPI):
+    """FastAPI application with access control and wire routes."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Put the guard and the wire routes before FastAPI's layers, which reports do not need."""
+        services: Services = self.state.services
+        return Guard(
+            FastRoutes(super().build_middleware_stack(), WIRE_ROUTES),
+            services.keys,
+            services.settings,
+            self.router.routes,
+            has_ended=partial(services.open_runs.has_ended, services.read),
+        )
 
 
 def _add_routes(app: FastAPI) -> None:
@@ -136,7 +152,7 @@ ROUTERS: Registry[APIRouter] = Registry("zeroserver.routers", {}, _router)
 class Supervisor(Protocol):
     """Work of an extension that needs no request; called on the event loop's thread."""
 
-    async def look_after(self) -> None:
+    async def tick(self) -> None:
         """Do what is due; called by each tick."""
 
     def close(self) -> None:
@@ -242,7 +258,7 @@ async def _tick_forever(services: Services, supervisors: Sequence[Supervisor]) -
             if services.orchestrator.metrics.purge_due:
                 await services.purge_names()
             for supervisor in supervisors:
-                await supervisor.look_after()
+                await supervisor.tick()
             if time.monotonic() >= expire_at:
                 expire_at = time.monotonic() + services.settings.timings.expiry_s
                 while await services.write(lambda work: work.logs.expire()):
@@ -267,6 +283,17 @@ def _add_page(app: FastAPI, static: Path) -> None:
         if not index.is_file():
             return HTMLResponse(_NO_PAGE)
         return FileResponse(index, media_type="text/html")
+
+
+def _add_docs(app: FastAPI, docs: Path) -> None:
+    built = (docs / "index.html").is_file()
+
+    @app.get("/docs", include_in_schema=False)
+    def documentation() -> Response:
+        return RedirectResponse("/docs/") if built else HTMLResponse(_NO_DOCS, status_code=404)
+
+    if built:
+        app.mount("/docs", StaticFiles(directory=docs, html=True), name="docs")
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

@@ -28,6 +28,7 @@ __all__ = [
     "StoreError",
     "TooLargeError",
     "UnauthorizedError",
+    "bug_response",
     "error_response",
     "install_error_handlers",
 ]
@@ -35,7 +36,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _REMEDY = (
-    "bring it back from a backup, or move it away and recover what can be read with "
+    "restore it from a backup, or move it away and recover its readable rows with "
     "`sqlite3 OLD .recover | sqlite3 zerolab.db`"
 )
 
@@ -148,6 +149,13 @@ def error_response(error: Exception) -> JSONResponse:
     raise error
 
 
+def bug_response(scope: Mapping[str, Any], error: Exception) -> JSONResponse:
+    """Log an unexpected error and return the response for it."""
+    logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+    text = "internal error; the log of the server has the details"
+    return _answer(500, "internal", text, [])
+
+
 def _answer(
     status: int,
     kind: str,
@@ -217,6 +225,4 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> JSONResponse:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        text = "the server met a bug of its own; its log has the details"
-        return _answer(500, "internal", text, [])
+        return bug_response(request.scope, error)

@@ -10,12 +10,12 @@ import socket
 import ssl
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 import msgspec
 from fastapi import FastAPI
+from msgspec.structs import replace
 from uvicorn.config import Config
 from uvicorn.server import Server
 
@@ -121,6 +121,7 @@ def serving(
         forwarded_allow_ips=["127.0.0.1", "::1", *connections.trusted_proxies],
         loop="uvloop",
         http=limited_protocol(limits),
+        ws="none",
         access_log=False,
         log_config=None,
         timeout_graceful_shutdown=10,
@@ -187,6 +188,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    timings, limits = Timings(), Limits()
     parser = argparse.ArgumentParser(
         prog="python -m zeroserver",
         description="One server process for one data directory.",
@@ -213,7 +215,8 @@ def _parser() -> argparse.ArgumentParser:
         "--synchronous",
         choices=("full", "normal"),
         default="full",
-        help="SQLite: full survives a power cut (default); normal only the death of the server",
+        help="SQLite: full survives a power failure (default); normal survives a crash of the "
+        "server only",
     )
     parser.add_argument(
         "--allow-remote",
@@ -226,7 +229,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="a further name under which this server is called; may be repeated",
+        help="another host name of this server; may be repeated",
     )
     parser.add_argument(
         "--tls-cert",
@@ -240,8 +243,9 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         type=_address,
         metavar="ADDRESS",
-        help="IP address of a reverse proxy whose X-Forwarded-Proto header is used, besides this "
-        "machine's own; may be repeated",
+        help="IP address of a trusted reverse proxy, for its X-Forwarded-Proto header, in "
+        "addition to this "
+        "machine; may be repeated",
     )
     parser.add_argument(
         "--behind-https",
@@ -251,34 +255,35 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--agent-timeout",
         type=_seconds,
-        default=Timings.agent_dead_s,
+        default=timings.agent_dead_s,
         metavar="SECONDS",
-        help="an agent that was not heard of for so long is gone, and its trials start elsewhere "
-        f"(default: {Timings.agent_dead_s:g})",
+        help="an agent without a heartbeat for this time is lost; its trials restart on other "
+        "agents "
+        f"(default: {timings.agent_dead_s:g})",
     )
     parser.add_argument(
         "--grow-after",
         type=_seconds,
-        default=Timings.grow_first_s,
+        default=timings.grow_first_s,
         metavar="SECONDS",
-        help="an elastic trial that runs on fewer slots than its own has run for so long before it "
-        f"leaves for more; longer each time (default: {Timings.grow_first_s:g})",
+        help="minimum run time of an elastic trial on fewer slots before it restarts on more; "
+        f"grows each time (default: {timings.grow_first_s:g})",
     )
     parser.add_argument(
         "--metric-names",
         type=_count,
-        default=Limits.metric_names,
+        default=limits.metric_names,
         metavar="N",
         help="different metric names that a trial may report; metrics with further ones are "
-        f"discarded (default: {Limits.metric_names})",
+        f"discarded (default: {limits.metric_names})",
     )
     parser.add_argument(
         "--log-megabytes",
         type=_count,
-        default=Limits.log_bytes >> 20,
+        default=limits.log_bytes >> 20,
         metavar="N",
         help="size of the log of a run in the database; beyond it the oldest lines are dropped "
-        f"(default: {Limits.log_bytes >> 20})",
+        f"(default: {limits.log_bytes >> 20})",
     )
     parser.add_argument(
         "--no-custom-searchers",
@@ -289,18 +294,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--searcher-memory-megabytes",
         type=_count,
-        default=Limits.searcher_memory_bytes >> 20,
+        default=limits.searcher_memory_bytes >> 20,
         metavar="N",
         help="memory of the process of such a class "
-        f"(default: {Limits.searcher_memory_bytes >> 20})",
+        f"(default: {limits.searcher_memory_bytes >> 20})",
     )
     parser.add_argument(
         "--searcher-cpu-seconds",
         type=_count,
-        default=Limits.searcher_cpu_s,
+        default=limits.searcher_cpu_s,
         metavar="N",
         help="processor time of such a process; it has one core at most "
-        f"(default: {Limits.searcher_cpu_s})",
+        f"(default: {limits.searcher_cpu_s})",
     )
     return parser
 

@@ -1,16 +1,17 @@
 """Settings of a server: data directory, address, timeouts and limits."""
 
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from zerolab.contract.limits import ARCHIVE_BYTES
 
 __all__ = ["Limits", "Settings", "Timings"]
 
 
-@dataclass(frozen=True)
-class Timings:
+class Timings(msgspec.Struct, frozen=True):
     """Timeouts and intervals, in seconds."""
 
     agent_dead_s: float = 60.0
@@ -64,8 +65,7 @@ class Timings:
         )
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Maximum sizes of requests (413 beyond them) and of a trial's stored data."""
 
     metric_names: int = 1000
@@ -90,8 +90,7 @@ class Limits:
     """Maximum size of any other body."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a server."""
 
     home: Path
@@ -120,5 +119,5 @@ class Settings:
     custom_searchers: bool = True
     """Run searcher classes of model directories on this machine."""
 
-    timings: Timings = field(default_factory=Timings)
-    limits: Limits = field(default_factory=Limits)
+    timings: Timings = Timings()
+    limits: Limits = Limits()

@@ -141,16 +141,16 @@ def _instead(states: frozenset[str], remedy: str) -> dict[str, str]:
 
 
 _E_OPEN, _T_OPEN = frozenset({_E.ACTIVE, _E.PAUSED}), frozenset({_T.QUEUED, _T.RUNNING, _T.PAUSED})
-_GO_ON = "`zerolab experiment continue {id}` has it go on from its checkpoints"
+_GO_ON = "`zerolab experiment continue {id}` continues it from its checkpoints"
 _E_OVER = _instead(EXPERIMENT_ENDED, _GO_ON) | _instead(
     EXPERIMENT_STOPPING, "wait until it has ended; then " + _GO_ON
 )
 _END_FIRST = "`zerolab experiment cancel {id}` or `kill {id}` first, and wait until it has ended"
 _E_NOT_OVER = _instead(_E_OPEN, _END_FIRST) | _instead(
-    EXPERIMENT_STOPPING, "wait until it has ended, then ask again"
+    EXPERIMENT_STOPPING, "wait until it has ended, then retry"
 )
-_T_GO_ON = "`zerolab trial continue {id}` has it go on from its checkpoint"
-_T_STOPPING: Mapping[str, str] = {_T.STOPPING: "wait until it has ended, then ask again"}
+_T_GO_ON = "`zerolab trial continue {id}` continues it from its checkpoint"
+_T_STOPPING: Mapping[str, str] = {_T.STOPPING: "wait until it has ended, then retry"}
 _T_OVER = {**_instead(TRIAL_ENDED, _T_GO_ON), **_T_STOPPING}
 _T_END_FIRST = "`zerolab trial cancel {id}` or `kill {id}` first, and wait until it has ended"
 _T_NOT_OVER = {**_instead(_T_OPEN, _T_END_FIRST), **_T_STOPPING}
@@ -177,8 +177,8 @@ EXPERIMENT_ACTIONS: Mapping[str, Action] = {
         EXPERIMENT_ENDED,
         frozenset({_E.ACTIVE}),
         "continued",
-        {_E.PAUSED: "`zerolab experiment activate {id}` has it go on"}
-        | _instead(EXPERIMENT_STOPPING, "wait until it has ended, then ask again"),
+        {_E.PAUSED: "`zerolab experiment activate {id}` resumes it"}
+        | _instead(EXPERIMENT_STOPPING, "wait until it has ended, then retry"),
     ),
     "fork": Action(frozenset(_E), frozenset(), "forked", {}),
 }
@@ -196,7 +196,7 @@ TRIAL_ACTIONS: Mapping[str, Action] = {
         TRIAL_ENDED,
         frozenset({_T.QUEUED, _T.RUNNING}),
         "continued",
-        {_T.PAUSED: "`zerolab trial activate {id}` has it go on", **_T_STOPPING},
+        {_T.PAUSED: "`zerolab trial activate {id}` resumes it", **_T_STOPPING},
     ),
     "fork": Action(frozenset(_T), frozenset(), "forked", {}),
 }

@@ -20,11 +20,10 @@ UNHURRIED = ("--agent-timeout", "86400")
 """Options for a server whose agents are played by a test: no agent is ever lost."""
 
 NEVER_SILENT = """
-import dataclasses, sys
+import sys
 import zeroserver.process
 
-@dataclasses.dataclass(frozen=True)
-class Timings(zeroserver.process.Timings):
+class Timings(zeroserver.process.Timings, frozen=True):
     agent_dead_s: float = 86400.0
     agent_silent_s: float = 86400.0
 

@@ -1,4 +1,4 @@
-"""The server behind nginx and Caddy, with the configurations of docs/security.md."""
+"""The server behind nginx and Caddy, with the configurations of docs/how_to/security.md."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from zerolab.contract.spec import ENV_HOME
 
 pytestmark = pytest.mark.processes
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how_to" / "security.md"
 NGINX = """
 {user}
 daemon off;

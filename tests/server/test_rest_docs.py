@@ -1,4 +1,4 @@
-"""docs/rest.md, the OpenAPI document and the responses agree."""
+"""docs/reference/rest.md, the OpenAPI document and the responses agree."""
 
 import importlib
 import os
@@ -25,7 +25,7 @@ from zeroserver.process import _parser
 from zeroserver.store.schema import logs
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "rest.md"
+PAGE = ROOT / "docs" / "reference" / "rest.md"
 EXAMPLE = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
 ROWS = {
     (method, path): row_text

@@ -16,6 +16,8 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from zeroserver.access.joined_writes import JoinedWrites
+
 __all__ = ["ConnectionLimits", "limited_protocol", "raise_file_limit"]
 
 logger = logging.getLogger(__name__)
@@ -100,7 +102,7 @@ class _Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection and wait for a header."""
-        super().connection_made(transport)
+        super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
         self.peer = self.client[0] if self.client else ""
         self.limits.enter(self)
         self._expect_header()

@@ -27,11 +27,13 @@ from zeroserver.settings import Settings
 
 __all__ = ["OPEN_PATHS", "Guard"]
 
-_OPEN_PREFIX = "/assets/"
+_ASSETS = "/assets/"
+_DOCS = "/docs/"
+_OPEN_PREFIXES = (_ASSETS, _DOCS)
 OPEN_PATHS = frozenset(
     name.partition(" ")[2] for name, callers in ACCESS.items() if callers == PUBLIC
-) - {_OPEN_PREFIX.rstrip("/")}
-"""Paths that need no token, in addition to the files of the page."""
+) - {_ASSETS.rstrip("/")}
+"""Paths that need no token, in addition to the files of the page and of the documentation."""
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -45,6 +47,7 @@ _PORT = re.compile(r":\d+$")
 
 _CACHE = b"cache-control"
 _IMMUTABLE = (_CACHE, b"private, max-age=31536000, immutable")
+_REVALIDATE = (_CACHE, b"private, no-cache")
 _NO_STORE = (_CACHE, b"no-store")
 
 _HEADERS = {
@@ -135,7 +138,7 @@ class Guard:
         bearer = _bearer(headers)
         cookie = _cookie(headers, self._keys.cookie) if bearer is None else None
         principal = self._keys.identify(bearer, cookie)
-        if path in OPEN_PATHS or path.startswith(_OPEN_PREFIX):
+        if path in OPEN_PATHS or path.startswith(_OPEN_PREFIXES):
             return principal
         if principal == NOBODY:
             msg = "a valid token is needed: send it as `Authorization: Bearer TOKEN`"
@@ -229,8 +232,13 @@ def _cookie(headers: _Headers, name: str) -> str | None:
 
 
 def _with_headers(send: Send, path: str) -> Send:
-    # Files of the page are named by their content, so browsers may cache them forever.
-    asset = path.startswith(_OPEN_PREFIX)
+    # Files of the page are named by their content, so browsers may cache them forever. Files of
+    # the documentation keep their names: browsers ask whether they have changed.
+    cache = _NO_STORE
+    if path.startswith(_ASSETS):
+        cache = _IMMUTABLE
+    elif path.startswith(_DOCS):
+        cache = _REVALIDATE
 
     async def wrapped(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -241,7 +249,7 @@ def _with_headers(send: Send, path: str) -> Send:
                 ours = tuple(header for header in ours if header[0] not in present)
             message["headers"] = headers = [*headers, *ours]
             if _CACHE not in present:
-                headers.append(_IMMUTABLE if asset and message["status"] < 400 else _NO_STORE)
+                headers.append(cache if message["status"] < 400 else _NO_STORE)
         await send(message)
 
     return wrapped

@@ -42,6 +42,7 @@ EXTENSIONS = "/api/v1/extensions/"
 ACCESS: dict[str, Callers] = {
     "GET /": PUBLIC,
     "GET /assets": PUBLIC,
+    "GET /docs": PUBLIC,
     "GET /healthz": PUBLIC,
     "GET /login": PUBLIC,
     "GET /api/v1/openapi.json": USER,
@@ -104,7 +105,9 @@ ACCESS: dict[str, Callers] = {
 
 
 def declare_access(route: str, callers: Callers) -> None:
-    """Declare the callers of an extension's route; undeclared ones require the owner's token.
+    """Declare the callers of an extension's route.
+
+    Undeclared routes require the owner's token.
 
     Args:
         route: Method and path, such as ``GET /api/v1/extensions/hello``.
@@ -112,6 +115,10 @@ def declare_access(route: str, callers: Callers) -> None:
 
     Raises:
         ValueError: If the route is not below ``/api/v1/extensions/``, or is public.
+
+    Example:
+        >>> from zeroserver.access.routes import USER, declare_access
+        >>> declare_access("GET /api/v1/extensions/hello", USER)
     """
     if not route.partition(" ")[2].startswith(EXTENSIONS):
         raise ValueError(f"{route}: must be below {EXTENSIONS}")

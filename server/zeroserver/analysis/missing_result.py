@@ -90,8 +90,6 @@ def missing_checkpoint(config: Mapping[str, Any], trial: TrialRow, *, deleted: b
             )
         return f"{problem}: its run ended before one was saved"
     return (
-        f"{problem}; save one after each new best validation: "
-        'context.checkpoint.store_path({"steps_completed": step}) in a Core API script, '
-        'save_strategy="best" in transformers\' TrainingArguments, checkpoint_policy in '
-        "zerotrial.Trainer.fit"
+        f"{problem}; to keep the best weights, the script must save a checkpoint after each new "
+        "best validation"
     )

@@ -204,7 +204,7 @@ def _read_file(
     from zerolab.storage.store import CheckpointStore
 
     if row.state not in _STORED_STATES:
-        raise ConflictError(f"checkpoint {row.uuid} is {row.state}: its files are gone")
+        raise ConflictError(f"checkpoint {row.uuid} is {row.state}: its files are deleted")
     sizes: dict[str, int] = msgspec.json.decode(row.resources)
     store = CheckpointStore(stored_address(services.orchestrator.home, experiment), owner="server")
     if name == "checkpoint.json":
@@ -273,5 +273,5 @@ def check_storage(
         )
     else:
         return []
-    logger.warning("an experiment is submitted whose storage does not answer now: %s", problem)
+    logger.warning("an experiment is submitted whose storage does not respond: %s", problem)
     return [f"{problem}; the experiment is submitted, and its trials wait for the storage"]

@@ -3,13 +3,13 @@
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import File, Form, Query, Response, UploadFile
 from fastapi.responses import FileResponse
+from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
@@ -78,7 +78,7 @@ def _checked(
 
     limit = services.settings.limits.archive_bytes
     if len(content) > limit:
-        problem = f"must have at most {limit} bytes, got {len(content)}; name what is not needed "
+        problem = f"must have at most {limit} bytes, got {len(content)}; list unneeded files "
         raise ConfigError("archive", [problem + "in .zerolabignore"])
     checked = check_experiment(raw, reader(content))
     warnings = check_storage(
@@ -88,8 +88,11 @@ def _checked(
     )
     warnings += space_warnings(checked.hyperparameters)
     if test and checked.trial_class is None:
-        message = "the entrypoint is a command, of which it cuts transformers' Trainer to one batch"
-        warnings.append(f"test mode: {message}; any other loop trains as far as it says itself")
+        message = (
+            "the entrypoint is a command, of which only transformers' Trainer is limited "
+            "to one batch"
+        )
+        warnings.append(f"test mode: {message}; any other training loop runs in full")
     seed = checked.reproducibility.experiment_seed
     seed = secrets.randbelow(2**31) if seed is None else seed
     return Submission(

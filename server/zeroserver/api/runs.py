@@ -40,7 +40,7 @@ from zerolab.contract.spec import Nodes, RunSpec
 from zerolab.errors import ConfigError, NotFoundError, StaleRunError, ZerolabError
 from zeroserver.access.principal import principal_of
 from zeroserver.api.common import MAX_ID, id_of
-from zeroserver.errors import error_response
+from zeroserver.errors import bug_response, error_response
 from zeroserver.orchestrator.cluster.agent_service import check
 from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
 from zeroserver.orchestrator.ingest.log_service import split_logs
@@ -505,6 +505,8 @@ class FastRoutes:
             response = await handler(Request(scope, receive))
         except (ZerolabError, ClientDisconnect) as error:
             response = error_response(error)
+        except Exception as error:  # noqa: BLE001 - logged
+            response = bug_response(scope, error)
         await response(scope, receive, send)
 
 

@@ -38,18 +38,21 @@ class StrictRoute(APIRoute):
     FastAPI ignores unknown query parameters. A list with a misspelt filter would return everything,
     and a misspelt dry run would be executed.
 
-    Parameters and response model are analyzed on first use, by a request or for the OpenAPI
-    document. Analyzing all routes would take an eighth of the server's startup.
+    The path is compiled by the first request that is compared with it. Parameters and response
+    model are analyzed by the first request that matches, or for the OpenAPI document. Analyzing all
+    routes would take an eighth of the server's startup.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        """Store only what matching a request needs; takes FastAPI's arguments."""
+        """Store FastAPI's arguments."""
         self.path, self.endpoint, self.methods = path, endpoint, set(options["methods"])
-        self.path_regex, self.path_format, self.param_convertors = compile_path(path)
         self._options = options
 
     def __getattr__(self, name: str) -> Any:
-        """Analyze parameters and response model, when a missing attribute is accessed."""
+        """Compile the path, or analyze parameters and response model, on first use."""
+        if name in {"path_regex", "path_format", "param_convertors"}:
+            self.path_regex, self.path_format, self.param_convertors = compile_path(self.path)
+            return getattr(self, name)
         options = self.__dict__.pop("_options", None)
         if options is None:
             raise AttributeError(name)

@@ -54,7 +54,7 @@ class ContinuationService(Service):
             msg = (
                 f"trial {trial_id}: its experiment {experiment_id} is {experiment.state}; "
                 "wait until it has "
-                "ended, then ask again"
+                "ended, then retry"
             )
             raise ConflictError(msg)
         reason = self.remedy(trial) or self.no_weights(trial)
@@ -101,22 +101,19 @@ class ContinuationService(Service):
         if not finished and is_unfinished(trial.state, trial.stop, trial.error, longer=False):
             return None
         reason = (
-            f"the {searcher.name} searcher is through with it" if finished or trial.stop else
-            "it has trained to its length"
+            f"the {searcher.name} searcher has finished it" if finished or trial.stop else
+            "it has trained for its full length"
         )  # fmt: skip
         if self.warm_starts.newest_checkpoint(trial_id) is None:
             return (
-                f"{reason}, and no checkpoint of it is left; "
-                f"`zerolab experiment fork {experiment_id}` begins anew"
+                f"{reason}, and it has no checkpoint; "
+                f"`zerolab experiment fork {experiment_id}` starts from the beginning"
             )
-        remedy = (
-            f"`zerolab trial fork {trial_id}` trains on from its checkpoint "
-            "as an experiment of its own"
-        )
+        remedy = f"`zerolab trial fork {trial_id}` starts a new experiment from its checkpoint"
         if searcher.has_one_trial:
             remedy += (
                 f", `zerolab experiment continue {experiment_id} "
-                "--set searcher.max_length.batches=...` to a greater length"
+                "--set searcher.max_length.batches=...` trains it for longer"
             )
         return f"{reason}; {remedy}"
 
@@ -128,7 +125,7 @@ class ContinuationService(Service):
         )
         if problem is None:
             return None
-        return f"{problem}, and it has none of its own; {other_weights(trial.experiment_id)}"
+        return f"{problem}, and the trial has no checkpoint; {other_weights(trial.experiment_id)}"
 
 
 def refuse_while_deleted(experiment: ExperimentRow) -> None:
@@ -149,7 +146,7 @@ def refuse_while_deleted(experiment: ExperimentRow) -> None:
 def other_weights(experiment_id: int) -> str:
     """Return the remedy for an experiment whose initial weights are missing."""
     return (
-        f"`zerolab experiment fork {experiment_id}` begins anew, with another "
+        f"`zerolab experiment fork {experiment_id}` starts a new experiment with another "
         "searcher.source_checkpoint_uuid"
     )
 

@@ -162,7 +162,7 @@ class ExitService(Service):
         if trial.stop == "error":
             self.operations.end_trial(trial, TrialState.ERROR, error=trial.error)
         elif trial.stop == "searcher" and failed:  # even if it reported metrics before
-            self._fail_trial(run, trial, end, "the searcher needs no more of it")
+            self._fail_trial(run, trial, end, "the searcher has stopped it")
         elif trial.stop is not None:
             by_searcher = trial.stop == "searcher"
             state = TrialState.COMPLETED if by_searcher else TrialState.CANCELED
@@ -174,7 +174,7 @@ class ExitService(Service):
         elif code == EXIT_REACHED:
             self._pause_at_bound(run, trial, end)
         elif code == EXIT_USER_ERROR:
-            error = end.reason or "the trial cannot work as it is written or configured"
+            error = end.reason or "the trial's code or configuration is invalid"
             self.work.log_line(run, f"run {run.id}: {error}; no restart", "ERROR")
             self.operations.end_trial(trial, TrialState.ERROR, error=error)
         elif code == EXIT_INVALID_HP:

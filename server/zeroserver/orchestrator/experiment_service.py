@@ -1,7 +1,6 @@
 """Experiments: submission, user actions and deletion."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -57,8 +56,7 @@ _RUNS_AT_ONCE = 64
 """Maximum number of runs that one transaction preempts or stops."""
 
 
-@dataclass(frozen=True)
-class Submission:
+class Submission(msgspec.Struct, frozen=True):
     """Validated experiment to be created."""
 
     config: "ExperimentConfig"
@@ -71,7 +69,7 @@ class Submission:
     forked_from: int | None = None
     warnings: Sequence[str] = ()
     """Warnings for the user who submits it."""
-    prepared_search: list[NewSearch] = field(default_factory=list)
+    prepared_search: list[NewSearch] = msgspec.field(default_factory=list)
     """Its searcher, prepared in advance; removed when used, because a searcher is mutable."""
 
 

@@ -153,15 +153,16 @@ class LifecycleService(Service):
         self.work.save(
             experiments, experiment.id,
             num_trials=self.work.connection.scalar(select(func.count()).where(of_experiment)),
-            failed_trials=self._count_in(experiment, TrialState.ERROR),
-            canceled_trials=self._count_in(experiment, TrialState.CANCELED),
+            failed_trials=self.count_in(experiment.id, TrialState.ERROR),
+            canceled_trials=self.count_in(experiment.id, TrialState.CANCELED),
             best_trial_id=best.id if best else None,
             best_validation=best.best_validation if best else None,
         )  # fmt: skip
 
-    def _count_in(self, experiment: ExperimentRow, state: TrialState) -> int:
+    def count_in(self, experiment_id: int, state: TrialState) -> int:
+        """Return the number of an experiment's trials in a state."""
         query = "SELECT count(*) FROM trials WHERE state = ? AND experiment_id = ?"
-        return int(self.work.raw(query, (str(state), experiment.id))[0][0])
+        return int(self.work.raw(query, (str(state), experiment_id))[0][0])
 
     def move_trial(self, trial: TrialRow, state: TrialState, **values: Any) -> None:
         """Change a trial's state and other columns.

@@ -81,7 +81,7 @@ class NodeService(Service):
         """
         self.work.find(RunRow, run_id)
         if not nodes_of(self.work.connection, run_id):
-            msg = f"run {run_id} has one agent: its ranks meet there"
+            msg = f"run {run_id} has one agent: it needs no rendezvous"
             raise NotFoundError(msg)
         first_node = (run_nodes.c.run_id == run_id) & (run_nodes.c.node_rank == 0)
         self.work.connection.execute(update(run_nodes).where(first_node).values(address=address))

@@ -69,7 +69,7 @@ class OrphanService(Service):
             trial_ids |= dict.fromkeys(trial_id for (trial_id,) in rows)
         new = trial_ids.keys() - deletions.importing
         if new:
-            logger.info("removing points and logs of %d trial(s) that are gone", len(new))
+            logger.info("removing points and logs of %d deleted trial(s)", len(new))
             deletions.orphans.extend(sorted(new.difference(deletions.orphans)))
 
     def remove_some(self) -> None:

@@ -68,8 +68,8 @@ class RunService(Service):
                 else f" until it is killed, in {timeout} s (preemption_timeout)"
             )
             text = (
-                f"run {run_id} shall save and leave, but its command does not ask whether to: "
-                f"it runs on{limit}; `zerolab.core` asks"
+                f"run {run_id} was asked to save and exit, but its command does not poll for it: "
+                f"it continues{limit}; poll with context.preempt.should_preempt()"
             )
             self.work.log_line(run, text, "WARNING")
 

@@ -91,7 +91,9 @@ class SchedulingService(Service):
         if new_bound is None or new_bound <= until or leaves or not self._goes_first(run, trial):
             return Extension(goes_on=False)
         full_length = self.work.config(trial.experiment_id).searcher.length
-        text = f"run {run_id} goes on at once: the searcher lets trial {trial.id} go further"
+        text = (
+            f"run {run_id} continues immediately: the searcher promoted trial {trial.id} go further"
+        )
         self.work.log_line(run, text)
         return Extension(goes_on=True, until=new_bound if new_bound < full_length else None)
 
@@ -235,9 +237,7 @@ class SchedulingService(Service):
         status = (
             f"{held} of the {allocation.job.slots} slots of its trial, and {free} are free for it"
         )
-        text = (
-            f"run {run_id} has {status}: it leaves with its checkpoint, and the trial starts again"
-        )
+        text = f"run {run_id} has {status}: it saves a checkpoint and exits, and the trial restarts"
         self.work.log_line(run, f"{text} with {free}, not counted as a restart")
 
     def _pause(self, trial_id: int) -> float:

@@ -79,8 +79,8 @@ class TrialService(Service):
         if trial.run_id is None and trial.waits and not trial.held:
             msg = (
                 f"trial {trial_id}: waits for the searcher, "
-                "which lets it go on if it is among the best; "
-                f"to train it by itself, `zerolab trial fork {trial_id}`"
+                "which resumes it if it is among the best; "
+                f"to train it anyway, run `zerolab trial fork {trial_id}`"
             )
             raise ConflictError(msg)
         self.work.save(trials, trial_id, held=0)

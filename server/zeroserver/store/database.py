@@ -1,7 +1,7 @@
 """Database access: concurrent readers, and one writer that commits jobs in groups.
 
 Every change is a *job*, a function of a :class:`Transaction`. One thread runs all jobs. Under load
-it commits many of them in one database transaction, and completes their futures after the commit.
+it commits many of them in one database transaction, and returns their results after the commit.
 This avoids lock conflicts, keeps each change atomic, and flushes a burst of small reports to the
 disk only once. Jobs must be repeatable: if a group fails, each of its jobs is run again separately.
 """
@@ -145,19 +145,36 @@ def _sqlite_transaction(connection: Connection, begin: str) -> Iterator[None]:
 Job = Callable[[Transaction], T]
 
 
-class _Pending(msgspec.Struct):
-    job: Job[Any]
-    future: Future[Any]
-    changes: list[Change] = msgspec.field(default_factory=list)
-    then: list[Callable[[], None]] = msgspec.field(default_factory=list)
-    deadline: float = msgspec.field(default_factory=lambda: time.monotonic() + _START_TIMEOUT_S)
-    begun: bool = False
+class _Pending:
+    """Queued job.
+
+    Args:
+        job: Function to run in a transaction.
+        finish: Called once on the writer thread, with the result or the error. Not called for a
+            withdrawn job.
+    """
+
+    def __init__(self, job: Job[Any], finish: Callable[[Any, BaseException | None], None]) -> None:
+        self.job = job
+        self.finish = finish
+        self.changes: list[Change] = []
+        self.then: list[Callable[[], None]] = []
+        self.deadline = time.monotonic() + _START_TIMEOUT_S
+        self.withdrawn = False
+        self._begun = False
+        self._claim = threading.Lock()
+        """Acquired once: by the writer that runs the job, or by a caller that withdraws it. This
+        is cheaper than the state and the condition of a concurrent.futures.Future."""
 
     def begin(self) -> bool:
-        """Mark the job as running and return True, unless its caller has cancelled it."""
-        if not self.begun and not self.future.cancelled():
-            self.begun = self.future.set_running_or_notify_cancel()
-        return self.begun
+        """Mark the job as running and return True, unless its caller has withdrawn it."""
+        self._begun = self._begun or self._claim.acquire(blocking=False)
+        return self._begun
+
+    def withdraw(self) -> bool:
+        """Prevent the job from running; return False if it has begun."""
+        self.withdrawn = self.withdrawn or self._claim.acquire(blocking=False)
+        return self.withdrawn
 
 
 class Database:
@@ -312,11 +329,22 @@ class Database:
         Raises:
             StoreError: If the database is closed.
         """
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # it cannot be cancelled
+
+        def finish(result: T, error: BaseException | None) -> None:
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        self._enqueue(_Pending(job, finish))
+        return future
+
+    def _enqueue(self, pending: _Pending) -> None:
         if self._closed:
             raise StoreError(_STOPPING)
-        future: Future[T] = Future()
-        self._queue.put(_Pending(job, future))
-        return future
+        self._queue.put(pending)
 
     async def write(self, job: Job[T]) -> T:
         """Run a job and wait for its commit, without blocking the event loop.
@@ -324,23 +352,27 @@ class Database:
         Raises:
             StoreError: If it could not start within the timeout; it will not run.
         """
-        future = self.submit(job)
         loop = asyncio.get_running_loop()
-        finished: asyncio.Future[None] = loop.create_future()
+        outcome: asyncio.Future[tuple[T, BaseException | None]] = loop.create_future()
 
-        def wake(_done: "Future[T]") -> None:
+        def finish(*result: Any) -> None:
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(_set, finished)
+                loop.call_soon_threadsafe(_set, outcome, result)
 
-        future.add_done_callback(wake)
-        timer = loop.call_later(_START_TIMEOUT_S, future.cancel)  # no effect on a started job
+        def give_up() -> None:
+            if pending.withdraw():
+                _set(outcome, (None, _busy()))
+
+        pending = _Pending(job, finish)
+        self._enqueue(pending)
+        timer = loop.call_later(_START_TIMEOUT_S, give_up)
         try:
-            await finished  # cancelling this wait does not cancel the job
+            result, error = await outcome  # cancelling this wait does not cancel the job
         finally:
             timer.cancel()
-        if future.cancelled():
-            raise _busy()
-        return future.result()
+        if error is not None:
+            raise error
+        return result
 
     def write_now(self, job: Job[T]) -> T:
         """Run a job and block until its commit."""
@@ -382,7 +414,7 @@ class Database:
         return [pending for pending in group if not _is_abandoned(pending)]
 
     def _commit(self, group: list[_Pending]) -> bool:
-        """Run the jobs in one transaction; return whether all futures are done.
+        """Run the jobs in one transaction; return whether all are finished.
 
         Raises:
             _LockedError: If another process has locked the database; no job has run.
@@ -393,8 +425,8 @@ class Database:
             with self._begin() as connection:
                 cursor = _driver_of(connection).cursor()
                 # One commit, and so one fsync, for all queued jobs: under load the writer's
-                # throughput does not depend on the latency of the disk. Futures complete only after
-                # the commit.
+                # throughput does not depend on the latency of the disk. Callers get their results
+                # only after the commit.
                 running = [pending for pending in group if pending.begin()]
                 results = [
                     self._run(
@@ -417,7 +449,7 @@ class Database:
             if not is_single:
                 return False
             if group[0].begin():
-                group[0].future.set_exception(self.translate(error))
+                group[0].finish(None, self.translate(error))
             self._note_progress()
             return True
         self._note_progress()
@@ -425,10 +457,7 @@ class Database:
         self.jobs += len(results)
         self._follow_up([pending for pending, _, _ in results])
         for pending, result, failed in results:
-            if failed is None:
-                pending.future.set_result(result)
-            else:
-                pending.future.set_exception(failed)
+            pending.finish(result, failed)
         return True
 
     def _begin(self) -> AbstractContextManager[Connection]:
@@ -480,7 +509,7 @@ class Database:
         translated = error
         damaged = self._driver.DatabaseError  # sqlite3 raises the class itself
         if isinstance(original, PoolTimeoutError):
-            translated = StoreError("too many ask at once; try again")
+            translated = StoreError("too many requests at once; retry")
         elif isinstance(original, self._driver.OperationalError | self._driver.InterfaceError):
             logger.warning("the database failed: %s", original)
             translated = full = StoreError.of(str(original))
@@ -534,9 +563,9 @@ class Database:
         return pending, result, None
 
 
-def _set(finished: "asyncio.Future[None]") -> None:
-    if not finished.done():
-        finished.set_result(None)
+def _set(outcome: "asyncio.Future[Any]", result: Any) -> None:
+    if not outcome.done():
+        outcome.set_result(result)
 
 
 class _LockedError(Exception):
@@ -551,13 +580,13 @@ def _is_locked(error: BaseException) -> bool:
 
 
 def _is_abandoned(pending: _Pending) -> bool:
-    """Check whether a job was cancelled or timed out; complete its future if so."""
-    if pending.future.cancelled():
+    """Check whether a job was withdrawn or timed out; finish it if so."""
+    if pending.withdrawn:
         return True
     if time.monotonic() < pending.deadline:
         return False
     if pending.begin():
-        pending.future.set_exception(_busy())
+        pending.finish(None, _busy())
     return True
 
 

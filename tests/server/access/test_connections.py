@@ -1,5 +1,6 @@
 """Limits for idle and slow connections."""
 
+import asyncio
 import resource
 import socket
 import threading
@@ -10,6 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Router
 
 from tests.client.helpers import make_spec
 from tests.server.helpers import metrics
@@ -18,6 +22,7 @@ from tests.waiting import DEADLINE_S, until
 from zerolab.client.http import Client
 from zerolab.reports.metrics_file import MetricsFile
 from zeroserver.access.connection_timeouts import ConnectionLimits
+from zeroserver.api.runs import Empty, FastRoutes, WireRoute
 from zeroserver.app import create_app
 from zeroserver.extensions.metrics_export.router import _Turns
 from zeroserver.process import serving
@@ -104,6 +109,31 @@ def test_slow_bytes_do_not_extend_timeout(tmp_path: Path, data: bytes) -> None:
         server.connect(data) as connection,
     ):
         until("it is closed", send_until_closed(connection))
+
+
+def test_small_response_is_one_packet(tmp_path: Path) -> None:
+    with (
+        listening(tmp_path / "home", ConnectionLimits()) as server,
+        server.connect(WHOLE) as connection,
+    ):
+        header, _, body = connection.recv(65536).partition(b"\r\n\r\n")
+        assert header.startswith(b"HTTP/1.1 200 OK")
+        assert b"content-length: %d\r\n" % len(body) in header
+
+
+def test_unexpected_error_of_wire_route(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(_request: Request) -> Response:
+        raise RuntimeError("broken")
+
+    app = FastRoutes(Router(), [WireRoute("POST", "/runs/{run_id}/fail", fail, Empty)])
+
+    async def request() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app)) as client:
+            return await client.post("http://server/api/v1/runs/1/fail")
+
+    response = asyncio.run(request())
+    assert (response.status_code, response.json()["error"]["type"]) == (500, "internal")
+    assert "POST /api/v1/runs/1/fail failed" in caplog.text
 
 
 def test_endless_header_is_rejected(tmp_path: Path) -> None:

@@ -459,7 +459,7 @@ def test_continue_keeps_and_hides_secrets(sqlite_server: Server) -> None:
         "/api/v1/experiments/1/continue", json={"config": {"checkpoint_storage": storage}}
     )
     assert response.status_code == 422
-    assert "must stay as it is" in response.text
+    assert "must not change" in response.text
     assert "hush" not in response.text
 
 

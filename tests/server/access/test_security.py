@@ -85,7 +85,7 @@ def test_every_route_outside_allowlist_needs_token(
     del sqlite_server.http.headers["Authorization"]
     closed = 0
     for method, path in routes(sqlite_server):
-        if path in OPEN_PATHS or path.startswith("/assets"):
+        if path in OPEN_PATHS or path.startswith(("/assets", "/docs")):
             continue
         response = sqlite_server.http.request(method, path, headers=raw)
         assert response.status_code == 401, (method, path, response.status_code)
@@ -103,7 +103,7 @@ def test_run_token_is_valid_for_its_run_only(sqlite_server: Server) -> None:
     headers = {"Authorization": f"Bearer {spec.token}"}
     prefix = f"/api/v1/runs/{spec.run_id}/"
     for method, path in routes(server):
-        if path in OPEN_PATHS or path.startswith((prefix, "/assets")):
+        if path in OPEN_PATHS or path.startswith((prefix, "/assets", "/docs")):
             continue
         answer = server.http.request(method, path, headers=headers)
         assert answer.status_code == 403, (method, path)
@@ -356,7 +356,7 @@ def test_join_token_is_valid_for_agent_routes_only(sqlite_server: Server) -> Non
     headers = {"Authorization": f"Bearer {token}"}
     allowed = set()
     for method, path in routes(server):
-        if path in OPEN_PATHS or path.startswith("/assets"):
+        if path in OPEN_PATHS or path.startswith(("/assets", "/docs")):
             continue
         response = server.http.request(method, path, headers=headers)
         if response.status_code != 403:
@@ -420,7 +420,7 @@ def test_search_token_is_valid_for_its_search_routes_only(sqlite_server: Server)
     headers = {"Authorization": f"Bearer {server.services.keys.search_token(1)}"}
     prefix = "/api/v1/experiments/1/searcher"
     for method, path in routes(server):
-        if path in OPEN_PATHS or path.startswith(("/assets", prefix)):
+        if path in OPEN_PATHS or path.startswith(("/assets", "/docs", prefix)):
             continue
         response = server.http.request(method, path, headers=headers)
         assert response.status_code == 403, (method, path)
@@ -487,6 +487,7 @@ def test_responses_forbid_foreign_scripts_and_frames(sqlite_server: Server) -> N
 def test_path_traversal_is_rejected(sqlite_server: Server, name: str) -> None:
     for path in (
         f"/api/v1/checkpoints/{name}", f"/api/v1/experiments/{name}", f"/assets/{name}",
+        f"/docs/{name}",
         f"/api/v1/experiments/1/{name}", f"/{name}", f"/api/v1/runs/{name}/directive",
     ):  # fmt: skip
         response = sqlite_server.http.get(path)

@@ -49,7 +49,7 @@ def test_registered_checkpoint_survives_retention(
     message = error_message(
         trained_trial.http.delete(f"/api/v1/checkpoints/{checkpoint_uuid}"), 409
     )
-    assert "is version 1 of model digits; `zerolab model remove-version digits 1` first" in message
+    assert "is version 1 of model digits; `zerolab model delete-version digits 1` first" in message
     body = {"uuids": [checkpoint_uuid], "globs": ["*"]}
     assert "version 1 of model" in error_message(
         trained_trial.http.post("/api/v1/checkpoints/remove", json=body), 409
@@ -79,12 +79,12 @@ def test_version_numbers_are_never_reused(trained_trial: Server) -> None:
 
 
 def test_missing_model_or_version_is_404(trained_trial: Server) -> None:
-    assert "digits: is there already" in error_message(
+    assert "digits: exists already" in error_message(
         trained_trial.http.post("/api/v1/models", json={"name": "digits"}), 409
     )
     assert trained_trial.http.post("/api/v1/models", json={"name": "a b"}).status_code == 422
     message = error_message(register(trained_trial, GONE), 422)
-    assert f"checkpoint: must be a checkpoint that is there, whole, got {GONE}" in message
+    assert f"checkpoint: must be a complete checkpoint, got {GONE}" in message
     assert "there is no model other" in error_message(
         register(trained_trial, checkpoint(30).uuid, name="other"), 404
     )

@@ -129,7 +129,7 @@ def test_removal_of_resume_checkpoint_is_rejected(server: Server, state: str) ->
     everything = {"uuids": list(saved.values())}
     for body in (everything, everything | {"globs": ["*.txt"]}, everything | {"dry_run": True}):
         message = error_message(server, "/checkpoints/remove", body)
-        assert f"checkpoint {saved[2]}: trial 1, which is {state}, goes on from it" in message
+        assert f"checkpoint {saved[2]}: trial 1, which is {state}, continues from it" in message
     assert remaining(server) == set(saved.values())
     plan = server.post("/experiments/1/gc", {"save_trial_latest": 0})
     assert [row["uuid"] for row in plan["checkpoints"]] == [saved[1]]
@@ -143,7 +143,7 @@ def test_removal_of_warm_start_source_is_rejected(server: Server) -> None:
     searcher = {"name": "single", "metric": "loss", "max_length": 10, "source_trial_id": 1}
     server.submit(activate=False, searcher=searcher)
     message = error_message(server, "/checkpoints/remove", {"uuids": [saved[1]]})
-    assert "a trial will begin with its weights" in message
+    assert "a trial will start with its weights" in message
     assert server.post("/experiments/1/gc", {"save_trial_latest": 0})["checkpoints"] == []
     server.act("kill", 2)
     server.post("/checkpoints/remove", {"uuids": [saved[1]]})

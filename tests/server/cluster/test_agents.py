@@ -124,7 +124,7 @@ def test_deregistered_agent_is_removed(server: Server) -> None:
 
 def test_connected_agent_cannot_be_removed(sqlite_server: Server) -> None:
     add_named_agent(sqlite_server, "a")
-    assert "agent a is there; stop it" in error_text(
+    assert "agent a is connected; stop it" in error_text(
         sqlite_server, "DELETE", "/agents/1", None, 409
     )
     assert "no agent 7" in error_text(sqlite_server, "DELETE", "/agents/7", None, 404)
@@ -213,7 +213,7 @@ def test_root_cause_of_failed_rank_is_awaited(
 ) -> None:
     agents = [server.add_agent(name=name, pool="two") for name in ("a", "b")]
     resources = {"slots_per_trial": 2, "max_nodes": 2, "resource_pool": "two"}
-    lost = RunExit(1, "rank 0 exited with code 1: rank 1 is gone (this is rank 0)")
+    lost = RunExit(1, "rank 0 exited with code 1: rank 1 has exited (this is rank 0)")
     reported = []
     for what in ("own", "killed", "paused"):
         experiment = server.submit(resources=resources, max_restarts=0)

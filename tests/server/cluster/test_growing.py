@@ -1,11 +1,11 @@
 """Elastic trials that started on fewer slots grow when slots are free."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.server.helpers import PLAYED, Server, checkpoint, serve
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE

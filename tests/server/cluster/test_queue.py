@@ -86,8 +86,10 @@ def test_invalid_move_is_rejected_with_remedy(sqlite_server: Server) -> None:
     server.act("kill", 3)
     assert "must be two" in error_text(server, "POST", "/jobs/1/move", {"ahead_of": 1}, 422)
     assert "name one of" in error_text(server, "POST", "/jobs/1/move", {}, 422)
-    assert "in its own pool" in error_text(server, "POST", "/jobs/1/move", {"behind": 2}, 409)
-    assert "not in the queue" in error_text(server, "POST", "/jobs/1/move", {"behind": 3}, 409)
+    assert "within its pool" in error_text(server, "POST", "/jobs/1/move", {"behind": 2}, 409)
+    assert "no longer in the queue" in error_text(
+        server, "POST", "/jobs/1/move", {"behind": 3}, 409
+    )
     assert "no experiment 9" in error_text(server, "POST", "/jobs/9/move", {"behind": 1}, 404)
     assert queue(server, "default") == [1]
 

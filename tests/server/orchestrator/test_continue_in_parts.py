@@ -150,7 +150,7 @@ def test_continue_with_lost_checkpoint_reopens_nothing(server: Server) -> None:
     assert states(server) == {"COMPLETED": 3}
     refused = resume(server, config={"searcher": {"max_length": {"batches": 20}}})
     assert refused.status_code == 409
-    assert "has no checkpoint left" in refused.json()["error"]["message"]
+    assert "has no checkpoint to continue" in refused.json()["error"]["message"]
     assert states(server) == {"COMPLETED": 3}
 
 

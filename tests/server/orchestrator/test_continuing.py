@@ -108,7 +108,7 @@ def test_continue_search_with_more_trials(server: Server) -> None:
     assert server.experiment()["state"] == "COMPLETED"
     server.services.orchestrator.searches.searchers.clear()  # a replay ends the same
     assert error_message(continue_experiment(server)).startswith(
-        "experiment 1: is COMPLETED, and nothing of it is"
+        "experiment 1: is COMPLETED, and no trial can be"
     )
 
 
@@ -150,7 +150,9 @@ def test_continue_keeps_warm_start_source(
     assert (
         "must be at least 20 batches as before, got 10 batches" in problems["searcher.max_length"]
     )
-    assert "`zerolab experiment fork 1` begins anew with it" in problems["searcher.metric"]
+    assert (
+        "`zerolab experiment fork 1` starts a new experiment with it" in problems["searcher.metric"]
+    )
     assert server.experiment()["state"] == "CANCELED"
     assert server.experiment()["config"]["searcher"]["metric"] == "loss"
 
@@ -172,7 +174,7 @@ def test_continue_without_checkpoint_keeps_curve(
     server.report(server.begin().run_id, validation(100, 0.5))
     server.exit(server.work()[0].run_id, 0)
     message = error_message(continue_experiment(server, searcher={"max_length": 200}))
-    assert message.startswith("trial 1: has no checkpoint left to go on from")
+    assert message.startswith("trial 1: has no checkpoint to continue from")
     assert server.experiment()["config"]["searcher"]["max_length"]["batches"] == 100
 
 
@@ -307,7 +309,7 @@ def test_continue_rejects_trial_at_full_length(server: Server) -> None:
     server.add_agent()
     train_to(server, 1, 100)
     message = error_message(trial_act(server, "continue"))
-    assert "it has trained to its length; `zerolab trial fork 1`" in message
+    assert "it has trained for its full length; `zerolab trial fork 1`" in message
     assert "`zerolab experiment continue 1 --set searcher.max_length.batches=...`" in message
 
 
@@ -338,7 +340,7 @@ def test_action_on_ended_trial_names_continue(sqlite_server: Server, action: str
     sqlite_server.submit()
     sqlite_server.act("kill")
     message = error_message(trial_act(sqlite_server, action))
-    assert message.endswith("`zerolab trial continue 1` has it go on from its checkpoint")
+    assert message.endswith("`zerolab trial continue 1` continues it from its checkpoint")
 
 
 def test_action_on_stopped_trial_names_fork(sqlite_server: Server) -> None:
@@ -351,12 +353,12 @@ def test_action_on_stopped_trial_names_fork(sqlite_server: Server) -> None:
     server.exit(killed.run_id, -9)
     train_to(server, 1, 20)
     for trial_id, way in (
-        (1, "; `zerolab trial fork 1` trains on from its checkpoint as an experiment of its own"),
-        (2, ", and no checkpoint of it is left; `zerolab experiment fork 1` begins anew"),
+        (1, "; `zerolab trial fork 1` starts a new experiment from its checkpoint"),
+        (2, ", and it has no checkpoint; `zerolab experiment fork 1` starts from the beginning"),
     ):
         for action in ("pause", "activate", "continue"):
             message = error_message(trial_act(server, action, trial_id))
-            assert message.endswith(f"the async_halving searcher is through with it{way}"), message
+            assert message.endswith(f"the async_halving searcher has finished it{way}"), message
 
 
 def test_continue_rejects_deleted_source_checkpoint(sqlite_server: Server) -> None:
@@ -371,10 +373,13 @@ def test_continue_rejects_deleted_source_checkpoint(sqlite_server: Server) -> No
     server.exit(server.work()[0].run_id, -9)
     assert server.http.delete(f"/api/v1/checkpoints/{uuid}").is_success
     reason = (
-        f"cannot be continued: checkpoint {uuid}, with whose weights it begins, has been deleted"
+        f"cannot be continued: checkpoint {uuid}, whose weights it starts with, has been deleted"
     )
-    way = "`zerolab experiment fork 2` begins anew, with another searcher.source_checkpoint_uuid"
+    way = (
+        "`zerolab experiment fork 2` starts a new experiment with another "
+        "searcher.source_checkpoint_uuid"
+    )
     message = error_message(trial_act(server, "continue", 2))
-    assert message == f"trial 2: is CANCELED and {reason}, and it has none of its own; {way}"
+    assert message == f"trial 2: is CANCELED and {reason}, and the trial has no checkpoint; {way}"
     assert error_message(continue_experiment(server, 2)) == f"experiment 2: {reason}; {way}"
     assert (server.experiment(2)["state"], server.trial(2)["state"]) == ("CANCELED", "CANCELED")

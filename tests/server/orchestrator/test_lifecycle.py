@@ -270,7 +270,7 @@ def test_cancel_kills_command_that_never_polls(server: Server) -> None:
     server.act("cancel")
     assert [(item.action, item.grace_s) for item in server.work()] == [("kill", 30.0)]
     (line,) = [line["text"] for line in server.get("/trials/1/logs")["logs"]]
-    assert "does not ask whether to leave: its processes get SIGTERM" in line
+    assert "does not poll for preemption: its processes get SIGTERM" in line
     server.exit(spec.run_id, -15)
     assert (server.trial()["state"], server.trial()["restarts"]) == ("CANCELED", 0)
 
@@ -308,7 +308,7 @@ def test_command_that_never_polls_is_warned(server: Server) -> None:
     server.act("pause")
     assert server.work()[0].action == "run"
     (line,) = [line["text"] for line in server.get("/trials/1/logs")["logs"]]
-    assert "it runs on until it is killed, in 100 s (preemption_timeout)" in line
+    assert "it continues until it is killed, in 100 s (preemption_timeout)" in line
     server.tick(101)
     assert [(item.action, item.grace_s) for item in server.work()] == [("kill", 5.0)]
 
@@ -321,7 +321,7 @@ def test_kill_does_not_wait(server: Server) -> None:
     assert server.act("kill")["state"] == "STOPPING_KILLED"
     refused = server.http.post("/api/v1/experiments/1/archive")
     assert refused.json()["error"]["message"].endswith(
-        "archived; wait until it has ended, then ask again"
+        "archived; wait until it has ended, then retry"
     )
     assert [(item.run_id, item.action) for item in server.work()] == [(spec.run_id, "kill")]
     server.exit(spec.run_id, -9)
@@ -344,7 +344,7 @@ def test_action_on_ended_experiment_names_continue(sqlite_server: Server, action
     assert response.status_code == 409
     message = response.json()["error"]["message"]
     assert "experiment 1: is CANCELED and cannot be" in message
-    assert "`zerolab experiment continue 1` has it go on" in message
+    assert "`zerolab experiment continue 1` continues it" in message
 
 
 @pytest.mark.parametrize("action", ["cancel", "kill"])

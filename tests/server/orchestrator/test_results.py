@@ -77,7 +77,7 @@ def test_best_checkpoint_uses_its_own_metric(server: Server) -> None:
     best = server.get("/experiments/1/best-checkpoint")["best_checkpoint"]
     assert (best["checkpoint"]["trial_id"], best["validation"]) == (2, 0.2)
     assert "(loss 0.1 at batch 10 of trial 1) has no checkpoint" in best["note"]
-    assert "context.checkpoint.store_path(" in best["note"]
+    assert "save a checkpoint after each new best validation" in best["note"]
     first = server.get("/trials/1/best-checkpoint")["best_checkpoint"]
     assert (first["checkpoint"]["uuid"], first["validation"]) == (checkpoint(5, "1").uuid, 0.3)
     assert first["note"] == best["note"]

@@ -374,10 +374,10 @@ def test_delete_trial_keeps_shared_checkpoints(
 
     server.post("/models", {"name": "good"})
     server.post("/models/good/versions", {"checkpoint": shared})
-    assert "is version 1 of model good; `zerolab model remove-version good 1`" in refused()
+    assert "is version 1 of model good; `zerolab model delete-version good 1`" in refused()
     server.request("DELETE", "/models/good/versions/1")
     fork = server.post("/trials/1/fork", {"activate": False})["experiment"]["id"]
-    assert f"with whose weights trials of experiment {fork} begin" in refused()
+    assert f"whose weights are needed by experiment {fork}" in refused()
     server.act("kill", fork)
 
     server.request("DELETE", "/trials/1")

@@ -15,7 +15,7 @@ SEARCH: dict[str, Any] = {
     "name": "tpe_asha", "metric": "loss", "max_length": 27, "max_trials": 20,
     "max_concurrent_trials": 2,
 }  # fmt: skip
-WORDS = "another version of Zerolab began this search"
+WORDS = "another version of Zerolab started this search"
 
 
 def train_next(server: Server) -> None:

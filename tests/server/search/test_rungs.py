@@ -83,7 +83,7 @@ def test_checkpoints_of_paused_trials_are_kept(server: Server) -> None:
     assert server.post("/experiments/1/gc")["checkpoints"] == []
     refused = server.http.delete(f"/api/v1/checkpoints/{own_checkpoint}")
     assert refused.status_code == 409
-    assert "trial 1, which is PAUSED, goes on from it" in refused.text
+    assert "trial 1, which is PAUSED, continues from it" in refused.text
     train_to_rung(server, 2, 0.9)
     again = server.begin(1)
     assert again.latest_checkpoint is not None
@@ -439,7 +439,7 @@ def test_continue_ended_search_with_trials_and_length(
     assert rungs(search)[2:] == [*top, (80, [1])]
     response = grow(search, max_time=80)
     assert response.status_code == 409
-    assert "nothing of it is left that could go on" in response.json()["error"]["message"]
+    assert "no trial can be continued" in response.json()["error"]["message"]
 
 
 @on_sqlite

@@ -62,7 +62,7 @@ def test_warm_start_applies_to_every_trial(server: Server, by: str) -> None:
         ({"source_trial_id": 9}, "source_trial_id: must be a trial with a checkpoint, got 9, which "
          "does not exist"),
         ({"source_trial_id": 1}, "got 1, which has no checkpoint"),
-        ({"source_checkpoint_uuid": checkpoint(3).uuid}, "must be a checkpoint that is there"),
+        ({"source_checkpoint_uuid": checkpoint(3).uuid}, "must be a complete checkpoint"),
     ],
 )  # fmt: skip
 def test_missing_warm_start_source_is_rejected(
@@ -103,7 +103,7 @@ def test_warm_start_source_is_retained(server: Server) -> None:
     assert uuids == {first, checkpoint(30).uuid}
     response = server.http.delete("/api/v1/experiments/1")
     assert response.status_code == 409
-    assert "trials of experiment 2 begin" in response.json()["error"]["message"]
+    assert "are needed by experiment 2" in response.json()["error"]["message"]
     server.act("kill", 2)
     server.exit(server.work()[0].run_id, -9)
     assert server.http.delete("/api/v1/experiments/1").status_code == 204
@@ -162,6 +162,6 @@ def test_source_without_checkpoint_fails_only_its_trial(server: Server) -> None:
     server.exit(spec.run_id, 0)
     failed = server.trial(3)
     assert failed["state"] == "ERROR"
-    assert failed["error"] == "trial 1, with whose weights it begins, has no checkpoint"
+    assert failed["error"] == "trial 1, whose weights it starts with, has no checkpoint"
     assert server.experiment()["state"] == "ACTIVE"
     assert server.begin(2).latest_checkpoint is None

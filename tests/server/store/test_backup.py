@@ -103,7 +103,7 @@ def test_restore_backup_of_running_server(server: LiveServer, url: str, tmp_path
         archive.unlink()
     done = db(server.home, url, "restore", str(tmp_path / "saved"))
     assert done.returncode == 0, done.stderr
-    assert "what was there before is in" in done.stderr
+    assert "a backup of the previous database is in" in done.stderr
     assert db(server.home, url, "check").returncode == 0
     server.start()
     assert steps_of(server) == 50

@@ -18,7 +18,7 @@ DAY_S = 86400.0
 def limited_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
     """Server with low limits for names and logs."""
     limits = Limits(metric_names=20, log_bytes=20_000)
-    object.__setattr__(server.services.settings, "limits", limits)
+    msgspec.structs.force_setattr(server.services.settings, "limits", limits)
     return server
 
 
@@ -96,11 +96,11 @@ def test_huge_report_keeps_searcher_metric(limited_server: Server) -> None:
 
 def test_limit_of_names_outlives_server(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
-        object.__setattr__(server.services.settings, "limits", Limits(metric_names=2))
+        msgspec.structs.force_setattr(server.services.settings, "limits", Limits(metric_names=2))
         run_id = running(server)
         server.report(run_id, metrics("training", 1, a=1.0, b=2.0))
     with serve(tmp_path) as server:
-        object.__setattr__(server.services.settings, "limits", Limits(metric_names=2))
+        msgspec.structs.force_setattr(server.services.settings, "limits", Limits(metric_names=2))
         assert server.send(run_id, 2, [metrics("training", 2, a=3.0, c=4.0)]).is_success
         assert names_of(server) == {"a", "b"}
 

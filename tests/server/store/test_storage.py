@@ -257,7 +257,7 @@ def test_damaged_tables_are_named_with_remedy(tmp_path: Path, table: str) -> Non
     code, output = failed_start(tmp_path / "home")
     assert code == 2
     assert f"is damaged (database disk image is malformed); what cannot be read: {table};" in output
-    assert "bring it back from a backup" in output
+    assert "restore it from a backup" in output
     assert "Traceback" not in output
 
 

@@ -1,8 +1,8 @@
 """JSON resources of the REST API, each declared once.
 
 The OpenAPI document, the types of the web page (``server/web/src/resources.ts``) and the tables of
-``docs/rest.md`` are derived from these structs; ``python -m tools.api_types`` writes the latter
-two. A field named like a column is read from it.
+``docs/reference/rest.md`` are derived from these structs; ``python -m tools.api_types`` writes the
+latter two. A field named like a column is read from it.
 """
 
 from zeroserver.api.resources.agents import Agent, AgentAnswer, AgentPage, Pool, Slot

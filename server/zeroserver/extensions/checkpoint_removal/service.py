@@ -198,19 +198,19 @@ def _refuse_needed(connection: Connection, rows: Sequence[CheckpointRow], outcom
             trials.c.id.in_(batch), trials.c.state.not_in(TRIAL_ENDED)
         )
         problems += [
-            f"checkpoint {row.latest_checkpoint}: trial {row.id}, which is {row.state}, goes on "
+            f"checkpoint {row.latest_checkpoint}: trial {row.id}, which is {row.state}, continues "
             "from it"
             for row in connection.execute(query)
             if row.latest_checkpoint in by_uuid
         ]
     needed: set[Any] = set(connection.scalars(needed_for_warm_start()))
     problems += [
-        f"checkpoint {uuid}: a trial will begin with its weights"
+        f"checkpoint {uuid}: a trial will start with its weights"
         for uuid in by_uuid
         if uuid in needed
     ]
     problems += [
-        f"checkpoint {uuid}: is version {version} of model {name}; `zerolab model remove-version "
+        f"checkpoint {uuid}: is version {version} of model {name}; `zerolab model delete-version "
         f"{name} {version}` first"
         for batch in batched(by_uuid, AT_ONCE)
         for uuid, (name, version) in versions_of(connection, batch).items()

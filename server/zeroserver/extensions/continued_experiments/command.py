@@ -2,18 +2,24 @@
 
 from zerolab.cli.config_overrides import ChangesFile, Paused, Values, read_changes
 from zerolab.cli.connection import ExperimentId
-from zerolab.cli.output import print_message
+from zerolab.cli.groups import in_panel
+from zerolab.cli.output import AsJson, print_done
 
 __all__ = ["continue_experiment"]
 
 
+@in_panel("Control")
 def continue_experiment(
     experiment_id: ExperimentId,
     config: ChangesFile = None,
     values: Values = None,
     paused: Paused = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Continue an ended experiment from its checkpoints, with changes.
+    """Train an ended experiment further, from its checkpoints.
+
+    Give it a greater length or more trials, or retry failed trials. A paused experiment needs
+    `activate` instead.
 
     Example: zerolab experiment continue 1 --set searcher.max_length.batches=2000
     """
@@ -22,4 +28,5 @@ def continue_experiment(
     changes = read_changes(config, values, paused=paused)
     with connect() as client:
         experiment = client.experiment_action(experiment_id, "continue", changes)
-    print_message(f"experiment {experiment_id} goes on: it is {experiment['state']}")
+    message = f"experiment {experiment_id} continues: {experiment['state']}"
+    print_done(experiment, message, as_json=as_json)

@@ -10,11 +10,11 @@ server is killed in between, the same request completes the continuation.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 from sqlalchemy import Connection, Select, func, select
 
 from zerolab.contract.secret_text import mask_values
@@ -35,6 +35,7 @@ from zeroserver.orchestrator.search.search_service import (
     check_custom_class,
     prepare_replay,
 )
+from zeroserver.orchestrator.search.warm_start import complete_checkpoint
 from zeroserver.orchestrator.service import Uses
 from zeroserver.orchestrator.state import Orchestrator, config_of
 from zeroserver.states import (
@@ -54,8 +55,7 @@ if TYPE_CHECKING:  # imported with the first experiment
 __all__ = ["Continuation", "ExperimentContinuation", "prepare_continuation"]
 
 
-@dataclass(frozen=True)
-class Continuation:
+class Continuation(msgspec.Struct, frozen=True):
     """Continuation of an experiment, with its validated new configuration."""
 
     config: "ExperimentConfig"
@@ -99,7 +99,7 @@ class ExperimentContinuation(ContinuationService):
             return
         refuse_while_deleted(experiment)
         if experiment.raw_config != request.seen:
-            msg = f"experiment {experiment_id}: was changed by someone else meanwhile; ask again"
+            msg = f"experiment {experiment_id}: was changed by another request; retry"
             raise ConflictError(msg)
         self.operations.drop_backlog(experiment_id)
         before = self.work.config(experiment_id)
@@ -111,7 +111,7 @@ class ExperimentContinuation(ContinuationService):
         known_ends = self.searches.ended_trials(experiment_id)
         created = self.searches.created_trials(experiment_id)
         opened = _trials_to_reopen(ended, known_ends, before, request.config)
-        paused = self._count_paused(experiment_id)
+        paused = self.lifecycle.count_in(experiment_id, TrialState.PAUSED)
         reopens = bool(opened or paused)
         grows = _grows(before, request.config)
         pending: Sequence[Operation] = []
@@ -147,11 +147,6 @@ class ExperimentContinuation(ContinuationService):
             self._store(experiment, request)
             self._grow(experiment, before, request.config, reopens=reopens)
         self.scheduling.schedule()
-
-    def _count_paused(self, experiment_id: int) -> int:
-        """Return the number of trials that were already reopened."""
-        query = "SELECT count(*) FROM trials WHERE state = ? AND experiment_id = ?"
-        return int(self.work.raw(query, (str(TrialState.PAUSED), experiment_id))[0][0])
 
     def reopen_early(self, experiment_id: int, request: Continuation, part: range) -> None:
         """Reopen some trials as paused, before their experiment continues.
@@ -226,7 +221,7 @@ class ExperimentContinuation(ContinuationService):
         lost = _finished_without_checkpoint(self.work.connection, experiment_id, opened)
         if lost:
             msg = (
-                f"trial {', '.join(map(str, lost[:8]))}: has no checkpoint left to go on from "
+                f"trial {', '.join(map(str, lost[:8]))}: has no checkpoint to continue from "
                 "(checkpoint_storage.save_trial_latest keeps one); fork the experiment instead"
             )
             raise ConflictError(msg)
@@ -348,15 +343,6 @@ def _finished_without_checkpoint(
     return sorted(finished.difference(connection.scalars(_with_checkpoint(experiment_id))))
 
 
-def _lacks_source(connection: Connection, experiment: ExperimentRow) -> bool:
-    """Check whether the checkpoint from which an experiment's trials start is missing."""
-    uuid = experiment.source_checkpoint
-    complete = select(checkpoints.c.id).where(
-        checkpoints.c.uuid == uuid, checkpoints.c.state == "COMPLETED"
-    )
-    return uuid is not None and connection.scalar(complete) is None
-
-
 def _with_checkpoint(experiment_id: int) -> Select[tuple[int]]:
     """Select the trials of an experiment that have a checkpoint."""
     return select(checkpoints.c.trial_id).where(
@@ -390,13 +376,14 @@ def prepare_continuation(
     replay = prepare_replay(orchestrator, connection, experiment_id, config.searcher)
     known_ends = set() if replay is None else replay.ends
     ended = _read_trials(connection, experiment_id, TRIAL_ENDED)
+    source = experiment.source_checkpoint
     opened = _trials_to_reopen(ended, known_ends, before, request.config)
     if (
         len(opened) <= _REOPENED_AT_ONCE
         or experiment.deleting
         or experiment.raw_config != request.seen
         or (replay is not None and replay.problem is not None)
-        or _lacks_source(connection, experiment)
+        or (source is not None and complete_checkpoint(connection, source) is None)
         or _finished_without_checkpoint(connection, experiment_id, opened)
     ):
         return ()
@@ -447,9 +434,9 @@ def _problems(
             continue  # chosen by the server, so no file has it
         if fixed:
             yield (
-                f"{path}: must stay as it is when an experiment goes on: "
+                f"{path}: must not change when an experiment continues: was "
                 f"{mask_values(repr(old), secrets)}, got {mask_values(repr(new), secrets)}; "
-                f"`zerolab experiment fork {experiment_id}` begins anew with it"
+                f"`zerolab experiment fork {experiment_id}` starts a new experiment with it"
             )
     if after.searcher.name == before.searcher.name:
         yield from after.searcher.growth_problems(before.searcher)
@@ -480,10 +467,13 @@ def _nothing_left(experiment: ExperimentRow, config: "ExperimentConfig") -> str:
     ways = [
         f"`zerolab experiment continue {number} --set searcher.{field}=...` with more than before"
         for field in sorted(config.searcher.growable_fields)
-    ] or [f"`zerolab experiment fork {number}` begins anew, `zerolab trial fork` from one trial"]
+    ] or [
+        f"`zerolab experiment fork {number}` starts from the beginning, `zerolab trial fork` "
+        "from a trial"
+    ]
     return (
-        f"experiment {number}: is {experiment.state}, and nothing of it is left that could go "
-        f"on; {', or '.join(ways)}"
+        f"experiment {number}: is {experiment.state}, and no trial can be "
+        f"continued; {', or '.join(ways)}"
     )
 
 

@@ -80,13 +80,13 @@ class SearchProcesses:
         # A killed server leaves its directories.
         shutil.rmtree(self._folders, ignore_errors=True)
 
-    async def look_after(self) -> None:
+    async def tick(self) -> None:
         """Start missing searcher processes and handle exited ones."""
         if not self.services.url:
             return  # the server is not reachable yet
         active = await self.services.write(_wanted)
         for experiment_id in list(self._running):
-            await self._look_at(experiment_id, is_active=experiment_id in active)
+            await self._check_process(experiment_id, is_active=experiment_id in active)
         for experiment_id, (entrypoint, archive) in active.items():
             failures = self._failures.setdefault(experiment_id, _Failures())
             if experiment_id not in self._running and time.monotonic() >= failures.next_at:
@@ -125,7 +125,7 @@ class SearchProcesses:
         self._running[experiment_id] = _Process(running, folder, errors)
         _limit(running.pid, experiment_id, self.services.settings.limits)
 
-    async def _look_at(self, experiment_id: int, *, is_active: bool) -> None:
+    async def _check_process(self, experiment_id: int, *, is_active: bool) -> None:
         process = self._running[experiment_id]
         code = process.running.poll()
         if code is None and is_active:

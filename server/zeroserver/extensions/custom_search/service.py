@@ -58,10 +58,7 @@ class CustomSearchService(Service):
         """Return a custom searcher, and record that a program serves it."""
         searcher = self.searches.searcher(experiment_id)
         if not isinstance(searcher, ExternalSearcher):
-            msg = (
-                f"experiment {experiment_id}: its searcher decides by itself "
-                "and takes no operations"
-            )
+            msg = f"experiment {experiment_id}: its searcher accepts no external operations"
             raise ConflictError(msg)
         self.work.orchestrator.searches.served[experiment_id] = self.work.steady()
         return searcher

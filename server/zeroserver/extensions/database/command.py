@@ -10,7 +10,7 @@ from zerolab.contract.spec import ENV_DATABASE
 
 __all__ = ["group"]
 
-group = command_group("The server's database: backup, restore, check.")
+group = command_group("Back up, restore and check the database.", panel="Server")
 
 _Database = Annotated[
     str,
@@ -18,8 +18,8 @@ _Database = Annotated[
         metavar="URL",
         envvar=ENV_DATABASE,
         show_envvar=False,
-        help="postgresql://USER@HOST/NAME. Default: ZEROLAB_DATABASE, else the SQLite file of the "
-        "data directory. Put a password into the variable or into ~/.pgpass.",
+        help="Database, such as postgresql://USER@HOST/NAME. Default: ZEROLAB_DATABASE, or the "
+        "SQLite file of the data directory. Put a password into the variable or into ~/.pgpass.",
     ),
 ]
 
@@ -28,13 +28,18 @@ _Database = Annotated[
 def backup(
     directory: Annotated[
         Path | None,
-        typer.Argument(help="Directory to create; one in backups/ of the data directory if none."),
+        typer.Argument(
+            help="New directory. Default: a directory below backups/ of the data directory."
+        ),
     ] = None,
     database: _Database = "",
 ) -> None:
-    """Write a backup while the server runs; prints its directory.
+    """Write a backup, and print its directory.
 
-    It contains the database and the submitted model directories, not the checkpoints.
+    The server may run. A backup contains the database and the submitted model directories, not
+    the checkpoints.
+
+    Example: zerolab db backup
     """
     _run(database, "backup", *([str(directory)] if directory else []))
 
@@ -44,18 +49,19 @@ def restore(
     directory: Annotated[Path, typer.Argument(help="Directory of a backup, or a SQLite file.")],
     database: _Database = "",
 ) -> None:
-    """Replace the database by a backup. The server must be stopped: `zerolab down`.
+    """Replace the database with a backup.
 
-    The current database is backed up first.
+    Stop the server first: `zerolab down`. The command backs up the current database before it
+    replaces it.
     """
     _run(database, "restore", str(directory))
 
 
 @group.command()
 def check(database: _Database = "") -> None:
-    """Check the complete database and print problems. Exit code 1 if there are any.
+    """Check the database, and print its problems.
 
-    The server may run.
+    The server may run. Exit code 1 if there are problems.
     """
     _run(database, "check")
 

@@ -48,12 +48,12 @@ def _restore(options: argparse.Namespace, home: Home, database: Database) -> int
     try:
         lock = lock_file(home.path / "server.lock")
     except BlockingIOError:
-        msg = f"a server works on {home.path}; stop it with `zerolab down` before you restore"
+        msg = f"a server is running on {home.path}; stop it with `zerolab down` before you restore"
         raise ConflictError(msg) from None
     with lock:
         before = restore.restore(database, home, Path(options.source).absolute())
     if before is not None:
-        sys.stderr.write(f"what was there before is in {before}\n")
+        sys.stderr.write(f"a backup of the previous database is in {before}\n")
     sys.stderr.write(f"{database.name} is restored; start the server with `zerolab up`\n")
     return 0
 

@@ -5,18 +5,33 @@ from typing import Annotated
 
 import typer
 
-from zerolab.cli.connection import ExperimentId
+from zerolab.cli.connection import ExperimentId, complete_from
+from zerolab.cli.groups import in_panel
 from zerolab.cli.output import print_message
 
 __all__ = ["metrics"]
 
 
+@in_panel("Inspect")
 def metrics(
     experiment_id: ExperimentId,
-    form: Annotated[str, typer.Option("--format", help="csv or ndjson.")] = "csv",
-    output: Annotated[Path | None, typer.Option(help="File to write. Default: print.")] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="csv, or ndjson: one JSON object per line.",
+            autocompletion=complete_from("csv", "ndjson"),
+        ),
+    ] = "csv",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write to this file instead of printing."
+        ),
+    ] = None,
 ) -> None:
-    """Export every point of every metric.
+    """Export all values of all metrics as CSV or JSON lines.
 
     Example: zerolab experiment metrics 1 --output m.csv
     """
@@ -33,4 +48,4 @@ def metrics(
         with output.open("wb") as file:
             for piece in pieces:
                 file.write(piece)
-    print_message(f"written to {output}")
+    print_message(f"wrote {output}")

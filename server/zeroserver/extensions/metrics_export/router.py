@@ -201,7 +201,7 @@ class _ExportResponse(StreamingResponse):
             BusyError: If too many exports are running.
         """
         if self._turns.locked():
-            msg = "too many exports are on their way; wait until one of them has ended"
+            msg = "too many exports are in progress; wait until one has ended"
             raise BusyError(msg)
         async with self._turns:
             await super().__call__(scope, receive, send)

@@ -5,38 +5,61 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerolab.cli.checkpoint import Uuid, metric_lines
+from zerolab.cli.connection import complete_from_server
 from zerolab.cli.groups import command_group
-from zerolab.cli.output import AsJson, print_fields, print_json, print_message, print_table, result
+from zerolab.cli.output import AsJson, print_done, print_fields, print_json, print_table, result
 from zerolab.formatting import size_text
 
 if TYPE_CHECKING:  # commands import the client when they need it
-    from zerolab.client.http import Json
+    from collections.abc import Iterable
+
+    from zerolab.client.http import Client, Json
 
 __all__ = ["group"]
 
-group = command_group("The registry: checkpoints that are versions of a model, and are kept.")
+group = command_group("Register checkpoints as versions of a model.", panel="Results")
 
-ModelName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.")]
+
+def _names(client: "Client", _context: typer.Context) -> "Iterable[tuple[object, str]]":
+    yield from ((model["name"], model["description"]) for model in client.models())
+
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="Name of the model.",
+        autocompletion=complete_from_server(_names),
+    ),
+]
 
 
 @group.command("create")
 def create_model(
     name: ModelName,
     description: Annotated[str, typer.Option(help="Description of the model.")] = "",
+    as_json: AsJson = False,
 ) -> None:
-    """Add a model to the registry.
+    """Create a model, and print its name.
 
     Example: zerolab model create digits --description "reads postcodes"
     """
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        result(str(client.create_model(name, description)["name"]))
+        model = client.create_model(name, description)
+    if as_json:
+        print_json(model)
+    else:
+        result(str(model["name"]))
 
 
 @group.command("list")
 def list_models(as_json: AsJson = False) -> None:
-    """List the models and how many versions they have."""
+    """List the models and their number of versions.
+
+    Example: zerolab model list
+    """
     from zerolab.cli.connection import connect
 
     with connect() as client:
@@ -64,7 +87,10 @@ def _newest(model: "Json") -> int | str:
 
 @group.command("describe")
 def describe_model(name: ModelName, as_json: AsJson = False) -> None:
-    """Show a model and its versions."""
+    """Show a model and its versions.
+
+    Example: zerolab model describe digits
+    """
     from zerolab.cli.connection import connect
 
     with connect() as client:
@@ -94,43 +120,57 @@ def describe_model(name: ModelName, as_json: AsJson = False) -> None:
 def register_version(
     name: ModelName,
     uuid: Uuid,
-    notes: Annotated[str, typer.Option(help="Notes.")] = "",
+    notes: Annotated[str, typer.Option(help="Notes about this version.")] = "",
+    as_json: AsJson = False,
 ) -> None:
-    """Make a checkpoint the next version of a model, and print its number; retention then keeps it.
+    """Register a checkpoint as a version, and print its number.
 
-    Example: zerolab model register-version digits 6f5902ac-237a-4c2d-9d2b-7e7a4e7d7b0f
+    Retention does not delete a registered checkpoint.
+
+    Example: zerolab model register-version digits 6f59
     """
     from zerolab.cli.connection import connect
 
     with connect() as client:
         uuid = client.checkpoint(uuid)["uuid"]
         model = client.register_version(name, uuid, notes)
-    result(
-        str(
-            next(
-                version["version"] for version in model["versions"] if version["checkpoint"] == uuid
-            )
-        )
-    )
+    version = next(item for item in model["versions"] if item["checkpoint"] == uuid)
+    if as_json:
+        print_json(version)
+    else:
+        result(str(version["version"]))
 
 
-@group.command("remove-version")
-def remove_version(
-    name: ModelName, version: Annotated[int, typer.Argument(help="Its number.", min=1)]
+@group.command("delete-version")
+def delete_version(
+    name: ModelName,
+    version: Annotated[int, typer.Argument(help="Number of the version.", min=1)],
+    as_json: AsJson = False,
 ) -> None:
-    """Remove a version from the registry; retention no longer keeps its checkpoint."""
+    """Delete a version of a model.
+
+    Its checkpoint is kept only as long as the retention of its experiment says.
+
+    Example: zerolab model delete-version digits 2
+    """
     from zerolab.cli.connection import connect
 
     with connect() as client:
         client.remove_version(name, version)
-    print_message(f"version {version} of model {name} is removed; its checkpoint is still there")
+    deleted = {"name": name, "version": version, "deleted": True}
+    message = f"version {version} of model {name} is deleted; its checkpoint still exists"
+    print_done(deleted, message, as_json=as_json)
 
 
-@group.command("remove")
-def remove_model(name: ModelName) -> None:
-    """Remove a model and its versions from the registry; its checkpoints are not deleted."""
+@group.command("delete")
+def delete_model(name: ModelName, as_json: AsJson = False) -> None:
+    """Delete a model and its versions, but not their checkpoints.
+
+    Example: zerolab model delete digits
+    """
     from zerolab.cli.connection import connect
 
     with connect() as client:
         client.remove_model(name)
-    print_message(f"model {name} is removed; its checkpoints are still there")
+    message = f"model {name} is deleted; its checkpoints still exist"
+    print_done({"name": name, "deleted": True}, message, as_json=as_json)

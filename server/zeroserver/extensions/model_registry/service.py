@@ -20,7 +20,7 @@ class ModelRegistry(Service):
             ConflictError: If one has the name already.
         """
         if self._number(name) is not None:
-            msg = f"model {name}: is there already; `zerolab model register-version` adds to it"
+            msg = f"model {name}: exists already; `zerolab model register-version` adds a version"
             raise ConflictError(msg)
         row = {"name": name, "description": description, "created_at": self.work.clock()}
         self.work.connection.execute(models.insert().values(row))
@@ -41,7 +41,7 @@ class ModelRegistry(Service):
         )
         if self.work.connection.scalar(complete) is None:
             problem = (
-                f"must be a checkpoint that is there, whole, got {uuid}; `zerolab checkpoint list`"
+                f"must be a complete checkpoint, got {uuid}; `zerolab checkpoint list` lists them"
             )
             raise ConfigError("model version", [f"checkpoint: {problem}"])
         columns = model_versions.c

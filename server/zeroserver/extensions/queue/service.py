@@ -89,7 +89,7 @@ class QueueService(Service):
             msg = (
                 f"experiment {experiment_id} waits in pool {job.pool}, "
                 f"experiment {anchor_id} in "
-                f"pool {anchor.pool}: a job can be moved in its own pool only"
+                f"pool {anchor.pool}: a job can only be moved within its pool"
             )
             raise ConflictError(msg)
         position = self._between(job, anchor, side)
@@ -138,7 +138,7 @@ class QueueService(Service):
         """
         job = self.work.find(ExperimentRow, experiment_id)
         if job.state in EXPERIMENT_ENDED:
-            msg = f"experiment {experiment_id} is {job.state}: it is not in the queue any more"
+            msg = f"experiment {experiment_id} is {job.state}: it is no longer in the queue"
             raise ConflictError(msg)
         return job
 

@@ -5,16 +5,23 @@ from typing import Annotated
 
 import typer
 
-from zerolab.cli.output import print_json, print_message, result
+from zerolab.cli.groups import in_panel
+from zerolab.cli.output import AsJson, print_json, print_message, result
 
 __all__ = ["import_file"]
 
 
+@in_panel("Results")
 def import_file(
-    file: Annotated[Path, typer.Argument(help="Metrics file (JSON lines) of such a run.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the experiment as JSON.")] = False,
+    file: Annotated[Path, typer.Argument(help="metrics.jsonl of the run.")],
+    as_json: AsJson = False,
 ) -> None:
-    """Import the metrics of a run without a server; prints the experiment's id."""
+    """Import a run without a server, and print the id.
+
+    The new experiment contains the metrics of the run.
+
+    Example: zerolab import .zerolab/runs/train/metrics.jsonl
+    """
     from zerolab.cli.connection import connect
 
     with connect() as client:
@@ -22,5 +29,5 @@ def import_file(
     if as_json:
         print_json(experiment)
         return
-    print_message(f"{file} is experiment {experiment['id']} now")
+    print_message(f"imported {file} as experiment {experiment['id']}")
     result(str(experiment["id"]))

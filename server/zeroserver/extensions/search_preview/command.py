@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerolab.cli.connection import id_of
+from zerolab.cli.connection import complete_experiment, id_of
+from zerolab.cli.groups import in_panel
 from zerolab.cli.output import AsJson, print_json, print_table, print_warnings, result
 
 if TYPE_CHECKING:
@@ -18,28 +19,33 @@ __all__ = ["preview"]
 _WIDTH = 100
 
 
+@in_panel("Inspect")
 def preview(
     config: Annotated[
-        Path, typer.Argument(help="Experiment file, or the folder of an experiment.yaml.")
+        Path,
+        typer.Argument(help="Experiment file, or a folder that contains an experiment.yaml."),
     ],
     seconds_per_batch: Annotated[
-        float | None, typer.Option(help="How long one batch of a trial takes.")
+        float | None, typer.Option(metavar="SECONDS", help="Duration of one batch of a trial.")
     ] = None,
     seconds_per_epoch: Annotated[
-        float | None, typer.Option(help="How long one epoch of a trial takes.")
+        float | None, typer.Option(metavar="SECONDS", help="Duration of one epoch of a trial.")
     ] = None,
     like: Annotated[
         int | None,
         typer.Option(
+            "--like",
             parser=id_of("experiment"),
-            help="Id of an experiment whose trials took as long; asks the server.",
+            metavar="EXPERIMENT_ID",
+            help="Use the measured duration of a batch of this experiment. Needs the server.",
+            autocompletion=complete_experiment,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate a search's trials, their lengths and the cost; nothing is started.
+    """Estimate the trials and the cost of a search (dry run).
 
-    Without a time and --like it needs no server.
+    It starts nothing. It needs a server only with --like.
 
     Example: zerolab experiment preview experiment.yaml --seconds-per-batch 0.05
     """
@@ -70,7 +76,7 @@ def _check(known_times: Mapping[str, float], like: int | None) -> None:
     ]
     named = [*options, *(["--like"] if like is not None else [])]
     if len(named) > 1:
-        problems.append(f"{named[0]}: must stand alone, got {' and '.join(named)}")
+        problems.append(f"{named[0]}: cannot be combined, got {' and '.join(named)}")
     if problems:
         raise ConfigError("zerolab experiment preview", problems)
 
@@ -122,14 +128,12 @@ def _show(estimate: Mapping[str, Any]) -> None:
     unit, slots = estimate["unit"], estimate["slots_per_trial"]
     result(estimate["outline"])
     if not estimate["lengths"]:
-        result("how far they train cannot be said beforehand")
+        result("the length of the trials is not known in advance")
         return
     if unit is None:
         is_single = estimate["trials"] == 1
-        who = (
-            "1 trial, which decides" if is_single else f"{estimate['trials']} trials, which decide"
-        )
-        result(f"{who} alone how far to train")
+        who = "1 trial that decides" if is_single else f"{estimate['trials']} trials that decide"
+        result(f"{who} how long to train")
         return
     rows = [(group["length"], group["trials"]) for group in estimate["lengths"]]
     print_table([f"ends after {unit}", "trials"], rows)
@@ -144,14 +148,14 @@ def _show(estimate: Mapping[str, Any]) -> None:
     result(f"{who} {total:,} {unit}, on {slots_text}{'' if trials == 1 else ' each'}")
     may_be_more = max_length > total
     if may_be_more:
-        limit_text = f"at most they train {max_length:,} {unit}, if none is stopped early."
-        result(textwrap.fill(f"That is {estimate['premise']}; {limit_text}", _WIDTH))
+        limit_text = f"If no trial is stopped early, they train {max_length:,} {unit}."
+        result(textwrap.fill(f"{estimate['premise']} {limit_text}", _WIDTH))
     if estimate["slot_hours"] is None:
-        bound = f", at most {max_length * slots:,} times" if may_be_more else ""
+        bound = f", at most {max_length * slots:,}" if may_be_more else ""
         result(
-            f"cost: {total * slots:,} times one {unit_name} on one slot{bound}; for slot-hours "
-            f"give --seconds-per-{unit_name}, or --like ID of an experiment whose {unit} took "
-            "as long"
+            f"cost: {total * slots:,} {unit} on one slot{bound}\n"
+            f"To get slot-hours, add --seconds-per-{unit_name} SECONDS, or --like with the id of a "
+            "similar experiment."
         )
         return
     source = f", as in experiment {estimate['like']}" if estimate["like"] else ""

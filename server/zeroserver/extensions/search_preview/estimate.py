@@ -87,7 +87,7 @@ def estimate_search(
     times = {"batches": seconds_per_batch, "epochs": seconds_per_epoch}
     seconds = times.pop(searcher.unit, None) if searcher.unit else None
     if seconds is None and any(times.values()):
-        unit = searcher.unit or "nothing: its trials decide by themselves how far they train"
+        unit = searcher.unit or "nothing: its trials decide how long they train"
         options = {"batches": "seconds_per_batch", "epochs": "seconds_per_epoch"}
         option = next(options[name] for name, value in times.items() if value)
         problem = f"{option}: must be in the unit of the search, which counts in {unit}"

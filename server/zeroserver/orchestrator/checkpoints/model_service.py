@@ -41,7 +41,7 @@ class ModelService(Service):
         if row is not None:
             msg = (
                 f"{thing}: a checkpoint of it is version {row.version} of model "
-                f"{row.name}; `zerolab model remove-version {row.name} {row.version}` first"
+                f"{row.name}; `zerolab model delete-version {row.name} {row.version}` first"
             )
             raise ConflictError(msg)
 

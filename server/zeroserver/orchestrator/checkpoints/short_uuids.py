@@ -32,7 +32,9 @@ def full_uuid(connection: Connection, text: str) -> str:
     """
     short = text.strip().lower()
     if _TOO_SHORT.fullmatch(short):
-        problem = f"must have at least the first four characters, got {text!r}; give more of it"
+        problem = (
+            f"must have at least the first four characters, got {text!r}; give more characters"
+        )
         raise ConfigError("checkpoint", [f"uuid: {problem}"])
     if not _SHORT.fullmatch(short):
         return text
@@ -42,7 +44,7 @@ def full_uuid(connection: Connection, text: str) -> str:
     matches = connection.scalars(query.limit(_SHOWN + 1)).all()
     if len(matches) > 1:
         more = ", ..." if len(matches) > _SHOWN else ""
-        problem = f"must name one checkpoint, got {text!r}, with which several begin"
+        problem = f"must name one checkpoint, got {text!r}, which several begin with"
         shown = ", ".join(matches[:_SHOWN])
-        raise ConfigError("checkpoint", [f"uuid: {problem}: {shown}{more}; give more of it"])
+        raise ConfigError("checkpoint", [f"uuid: {problem}: {shown}{more}; give more characters"])
     return matches[0] if matches else text

@@ -101,7 +101,7 @@ class AgentService(Service):
         remaining = _RUNS_AT_ONCE
         for agent_id, name in alive:
             if self.work.orchestrator.agents.silence_s(agent_id) > timeout:
-                reason = f"agent {name} has not been heard of for {timeout:g} s"
+                reason = f"agent {name} has sent no heartbeat for {timeout:g} s"
                 remaining -= self._give_up(agent_id, reason, remaining)
                 if remaining < 0:
                     self.work.orchestrator.queue.unfinished = True
@@ -196,7 +196,7 @@ class AgentService(Service):
         agent = self.work.find(AgentRow, agent_id)
         if agent.alive:
             msg = (
-                f"agent {agent.name} is there; stop it first, on {agent.host}, "
+                f"agent {agent.name} is connected; stop it first, on {agent.host}, "
                 "or disable it: `zerolab agent disable`"
             )
             raise ConflictError(msg)
@@ -255,9 +255,8 @@ def _check_same(orchestrator: Orchestrator, registered: AgentRow, agent: AgentRe
     if conflict and registered.identity != agent.identity:
         silent = orchestrator.agents.silence_s(registered.id)
         msg = (
-            f"another agent with the name {agent.name} is there, on {registered.host}, "
-            "last heard of "
-            f"{silent:.0f} s ago: start this one with another --name"
+            f"another agent named {agent.name} is connected from {registered.host} (last heartbeat "
+            f"{silent:.0f} s ago); start this agent with another --name"
         )
         raise ConflictError(msg)
 

@@ -226,10 +226,10 @@ def _agent(
 def why_closed(orchestrator: Orchestrator, row: AgentRow) -> str:
     """Return why no new runs start on an agent; empty if they may."""
     if row.leaving:
-        return "is about to leave"
+        return "is shutting down"
     if not row.enabled:
         return "is disabled"
     silent = orchestrator.agents.silence_s(row.id)
     if silent > orchestrator.settings.timings.agent_silent_s:
-        return "does not answer now"
+        return "does not respond"
     return ""

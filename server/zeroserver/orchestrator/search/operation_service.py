@@ -262,7 +262,7 @@ class OperationService(Service):
         run = self.work.find(RunRow, trial.run_id)
         if reason == "cancel" and not run.killed and self.runs.never_asks(run):
             text = (
-                f"run {run.id}: its command does not ask whether to leave: its processes get "
+                f"run {run.id}: its command does not poll for preemption: its processes get "
                 f"SIGTERM, and SIGKILL {LEAVE_GRACE_S:.0f} s later"
             )
             self.work.log_line(run, text, "WARNING")

@@ -80,7 +80,8 @@ _LARGE = 1000
 _REPLAYS = 4
 """Maximum number of cached replays."""
 _LOST = (
-    "another version of Zerolab began this search; this version's searcher requests other trials, "
+    "another version of Zerolab started this search; this version's searcher requests other "
+    "trials, "
     "so the search cannot continue. Metrics and checkpoints are kept: `zerolab experiment fork "
     "{0}` starts a new search, and `zerolab experiment continue {0}` continues under that version"
 )

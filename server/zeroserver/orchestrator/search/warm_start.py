@@ -12,7 +12,7 @@ once and stored with the trial, so that restarts of the trial or the server do n
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, Select, select, text, update
+from sqlalchemy import ColumnElement, Connection, Select, select, text, update
 
 from zerolab.contract.spec import CheckpointRef
 from zerolab.errors import ConfigError, ConflictError
@@ -27,7 +27,7 @@ from zeroserver.store.schema import WEIGHTS_MISSING, checkpoints, experiments, t
 if TYPE_CHECKING:  # imported with the first experiment
     from zerolab.searcher.section import SearcherConfig
 
-__all__ = ["NO_WEIGHTS", "WarmStartService", "needed_for_warm_start"]
+__all__ = ["NO_WEIGHTS", "WarmStartService", "complete_checkpoint", "needed_for_warm_start"]
 
 _MAX_WAITING = 1000
 _ANY_MISSING = f"SELECT 1 FROM trials WHERE {WEIGHTS_MISSING} LIMIT 1"  # noqa: S608 - our own words
@@ -49,9 +49,10 @@ class WarmStartService(Service):
         uuid, trial_id = searcher.source_checkpoint_uuid, searcher.source_trial_id
         if uuid is not None:
             uuid = full_uuid(self.work.connection, uuid)
-            if self._complete(uuid) is None:
+            if complete_checkpoint(self.work.connection, uuid) is None:
                 problem = (
-                    f"must be a checkpoint that is there, got {uuid}; `zerolab checkpoint list`"
+                    f"must be a complete checkpoint, got {uuid}; `zerolab checkpoint "
+                    "list` lists them"
                 )
                 raise ConfigError("experiment", [f"searcher.source_checkpoint_uuid: {problem}"])
             return uuid
@@ -158,15 +159,15 @@ class WarmStartService(Service):
         if trial.latest_checkpoint is not None or uuid is None:
             return None
         if uuid == NO_WEIGHTS and trial.source_trial_id is None:
-            return "the trial with whose weights it begins has been deleted"
+            return "the trial whose weights it starts with has been deleted"
         if uuid == NO_WEIGHTS:
-            return f"trial {trial.source_trial_id}, with whose weights it begins, has no checkpoint"
+            return f"trial {trial.source_trial_id}, whose weights it starts with, has no checkpoint"
         return self.checkpoint_problem(uuid)
 
     def checkpoint_problem(self, uuid: str) -> str | None:
         """Return why trials cannot start from a checkpoint; None if they can."""
-        if self._complete(uuid) is None:
-            return f"checkpoint {uuid}, with whose weights it begins, has been deleted"
+        if complete_checkpoint(self.work.connection, uuid) is None:
+            return f"checkpoint {uuid}, whose weights it starts with, has been deleted"
         return None
 
     def reference(self, trial: TrialRow) -> CheckpointRef | None:
@@ -174,7 +175,7 @@ class WarmStartService(Service):
         uuid = trial.source_checkpoint
         if not uuid:
             return None
-        row = self._complete(uuid)
+        row = complete_checkpoint(self.work.connection, uuid)
         assert row is not None, "source_problem checks it"
         root = self.work.storage_of(row.experiment_id).root  # the home may have moved
         return CheckpointRef(uuid, 0, root=root, warm_start=True)
@@ -192,7 +193,7 @@ class WarmStartService(Service):
         return {
             row.id: (
                 row.experiment_id,
-                f"it begins with the weights of trial {row.source_trial_id}, and waits for a "
+                f"it starts with the weights of trial {row.source_trial_id}, and waits for a "
                 "checkpoint of it",
             )
             for row in self.work.connection.execute(query)
@@ -227,17 +228,19 @@ class WarmStartService(Service):
         experiment_id = self.work.connection.scalar(by_trial.union(by_experiment).limit(1))
         if experiment_id is not None:
             msg = (
-                f"{thing}: holds a checkpoint with whose weights trials of experiment "
-                f"{experiment_id} begin; "
-                "delete it when that one has ended, or kill that one first"
+                f"{thing}: has a checkpoint whose weights are needed by experiment "
+                f"{experiment_id}; "
+                "delete it when that experiment has ended, or kill that experiment first"
             )
             raise ConflictError(msg)
 
-    def _complete(self, uuid: str) -> CheckpointRow | None:
-        query = select(checkpoints).where(
-            checkpoints.c.uuid == uuid, checkpoints.c.state == "COMPLETED"
-        )
-        return read_row(self.work.connection, CheckpointRow, query)
+
+def complete_checkpoint(connection: Connection, uuid: str) -> CheckpointRow | None:
+    """Return a checkpoint if it is complete and not deleted."""
+    query = select(checkpoints).where(
+        checkpoints.c.uuid == uuid, checkpoints.c.state == "COMPLETED"
+    )
+    return read_row(connection, CheckpointRow, query)
 
 
 def needed_for_warm_start() -> Select[tuple[str]]:
