@@ -1,8 +1,9 @@
-"""Formatting for people: bytes, durations, and shortened lists."""
+"""Formatting for people: bytes, durations, shortened lists, and small tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from html import escape
 
-__all__ = ["duration_text", "first_few", "size_text"]
+__all__ = ["duration_text", "first_few", "html_table", "size_text"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -39,3 +40,19 @@ def first_few(items: Sequence[str], max_items: int = 3) -> list[str]:
     """Shorten a long list; its last item counts the omitted ones."""
     omitted = len(items) - max_items
     return [*items[:max_items], f"and {omitted} more"] if omitted > 0 else list(items)
+
+
+def html_table(title: str, rows: Mapping[str, object]) -> str:
+    """Return a table with two columns for notebooks, with all text escaped.
+
+    Args:
+        title: Caption of the table.
+        rows: Name to value.
+    """
+    style = "text-align: left"
+    cells = "".join(
+        f'<tr><th style="{style}">{escape(str(name))}</th>'
+        f'<td style="{style}">{escape(str(value))}</td></tr>'
+        for name, value in rows.items()
+    )
+    return f"<table><caption>{escape(title)}</caption><tbody>{cells}</tbody></table>"

@@ -55,24 +55,62 @@ class Ranks(ABC):
 
     @abstractmethod
     def allgather(self, value: Any, operation: str = "allgather") -> list[Any]:
-        """Return the values of all ranks, in the order of ranks. **Collective**."""
+        """Return the values of all ranks. **Collective**.
+
+        Args:
+            value: Value of this rank.
+            operation: Name of the exchange, for errors.
+
+        Returns:
+            The values in the order of ranks.
+
+        Example:
+            >>> from zerolab.core.socket_ranks import SocketRanks
+            >>> SocketRanks().allgather(0.5)
+            [0.5]
+        """
 
     @abstractmethod
     def broadcast(self, value: T, operation: str = "broadcast") -> T:
-        """Return the chief's value. **Collective**."""
+        """Return the chief's value on every rank. **Collective**.
+
+        Args:
+            value: Value of the chief; ignored on other ranks.
+            operation: Name of the exchange, for errors.
+
+        Returns:
+            The chief's value.
+
+        Example:
+            >>> from zerolab.core.socket_ranks import SocketRanks
+            >>> SocketRanks().broadcast("run-7")
+            'run-7'
+        """
 
     def barrier(self, operation: str = "barrier") -> None:
-        """Wait for all ranks. **Collective**."""
+        """Wait until every rank has called this. **Collective**.
+
+        Args:
+            operation: Name of the exchange, for errors.
+
+        Example:
+            >>> with zerolab.core.init() as context:
+            ...     context.distributed.barrier()
+        """
         self.allgather(None, operation)
 
     @contextmanager
     def together(self, what: str = "") -> Iterator[None]:
-        """Fail on every rank if the block fails on any. **Collective** at the end of the block.
+        """Fail on every rank if the block fails on any. **Collective**.
 
-        The block must not contain a collective, which a failed rank would miss.
+        The ranks communicate at the end of the block. The block must not contain a collective,
+        which a failed rank would miss.
 
         Args:
             what: Consequence of a failure, e.g. ``checkpoint: not stored``.
+
+        Yields:
+            Nothing.
 
         Raises:
             StaleRunError: On every rank, if another run has taken over.
@@ -80,6 +118,12 @@ class Ranks(ABC):
             StorageError: On every rank, if the storage failed one.
             ZerolabError: On every rank, for another error that the user can fix.
             PeerFailedError: On ranks whose block succeeded, for any other failure.
+
+        Example:
+            >>> with zerolab.core.init() as context:
+            ...     with context.distributed.together("the data is not downloaded"):
+            ...         if context.distributed.is_chief:
+            ...             data = [1, 2, 3]  # download
         """
         error: BaseException | None = None
         try:
@@ -118,23 +162,65 @@ class RankLocation(NamesReplacements):
     """Number of processes on this machine."""
 
     def get_rank(self) -> int:
-        """Return the rank of this process, over all machines."""
+        """Return the rank of this process, over all machines.
+
+        Returns:
+            From 0 to the number of processes - 1; 0 is the chief.
+
+        Example:
+            >>> zerotrial.Distributed().get_rank()
+            0
+        """
         return self.rank
 
     def get_size(self) -> int:
-        """Number of processes."""
+        """Return the number of processes over all machines.
+
+        Returns:
+            At least 1.
+
+        Example:
+            >>> zerotrial.Distributed().get_size()
+            1
+        """
         return self.size
 
     def get_local_rank(self) -> int:
-        """Return the rank of this process on its machine."""
+        """Return the rank of this process on its machine.
+
+        Returns:
+            From 0 to the number of processes on the machine - 1.
+
+        Example:
+            >>> zerotrial.Distributed().get_local_rank()
+            0
+        """
         return self.local_rank
 
     def get_local_size(self) -> int:
-        """Number of processes on this machine."""
+        """Return the number of processes on this machine.
+
+        Returns:
+            At least 1.
+
+        Example:
+            >>> zerotrial.Distributed().get_local_size()
+            1
+        """
         return self.local_size
 
     def get_num_agents(self) -> int:
-        """Return the number of machines, each with as many processes as this one."""
+        """Return the number of machines of the run.
+
+        Each machine has as many processes as this one.
+
+        Returns:
+            At least 1.
+
+        Example:
+            >>> zerotrial.Distributed().get_num_agents()
+            1
+        """
         return self.size // self.local_size
 
 

@@ -10,7 +10,9 @@ import pytest
 from tests.end_to_end.installation import in_process
 from tests.server.helpers import Server, checkpoint, validation
 from tests.server.processes import played
+from zerolab.client.http import Client
 from zerolab.contract.spec import EXIT_PREEMPTED
+from zerolab.extensions.live_progress import _ProgressPoller
 
 pytestmark = pytest.mark.processes
 
@@ -62,20 +64,20 @@ def test_trial_actions(owner: Server, zerolab: Zerolab) -> None:
         owner.report(run_id, validation(5, 1 / trial_id), saved)
 
     message = zerolab("trial", "pause", first)
-    assert message == f"trial {first} is pausing: it checkpoints and gives its slots back"
+    assert message == f"trial {first} is pausing: it saves a checkpoint and releases its slots"
     assert owner.directive(runs[first]) == "preempt"
     owner.exit(runs[first], EXIT_PREEMPTED)
-    assert zerolab("trial", "activate", first) == f"trial {first} waits for its slots"
+    assert zerolab("trial", "activate", first) == f"trial {first} is queued"
     assert owner.trial(first)["state"] == "QUEUED"
 
     message = zerolab("trial", "cancel", second)
-    assert message == f"trial {second} is being canceled: it checkpoints first"
+    assert message == f"trial {second} is stopping: it saves a checkpoint first"
     assert owner.directive(runs[second]) == "stop"
     refused = zerolab("trial", "archive", second, expect=2)
     assert "is STOPPING and cannot be archived; wait until it has ended" in refused
     owner.exit(runs[second], EXIT_PREEMPTED)
-    assert zerolab("trial", "cancel", second) == f"trial {second} has ended: it stays CANCELED"
-    assert zerolab("trial", "kill", third) == f"trial {third} is being stopped"
+    assert zerolab("trial", "cancel", second) == f"trial {second} has already ended: CANCELED"
+    assert zerolab("trial", "kill", third) == f"trial {third} is being killed"
 
     refused = zerolab("trial", "delete", second, "--yes", expect=2)
     assert f"its experiment {number} is ACTIVE, and the searcher still counts on it" in refused
@@ -84,9 +86,12 @@ def test_trial_actions(owner: Server, zerolab: Zerolab) -> None:
     assert second not in trials(zerolab, number)
     assert trials(zerolab, number, "--archived")[second] == ("CANCELED", True)
     message = zerolab("trial", "unarchive", second)
-    assert message == f"trial {second} is not archived any more"
+    assert message == f"trial {second} is no longer archived"
     assert trials(zerolab, number)[second] == ("CANCELED", False)
-    assert zerolab("trial", "continue", second) == f"trial {second} goes on"
+    assert (
+        zerolab("trial", "continue", second)
+        == f"trial {second} is queued and resumes from its checkpoint"
+    )
     assert owner.trial(second)["state"] == "QUEUED"
 
     fork = zerolab("trial", "fork", first, "--paused", "--set", "name=forked")
@@ -101,7 +106,7 @@ def test_trial_actions(owner: Server, zerolab: Zerolab) -> None:
     assert zerolab("experiment", "kill", fork) == f"experiment {fork} is killed"
     assert zerolab("experiment", "kill", number) == f"experiment {number} is being killed"
     message = zerolab("experiment", "cancel", number)
-    assert message == f"experiment {number} is ending already: it is STOPPING_KILLED"
+    assert message == f"experiment {number} is stopping already: STOPPING_KILLED"
     for item in owner.work():
         owner.exit(item.run_id, -9)
     assert "Aborted" in zerolab("trial", "delete", second, expect=1)
@@ -128,18 +133,18 @@ def test_queue_order_and_quotas(owner: Server, zerolab: Zerolab) -> None:
 
     assert queue() == jobs
     message = zerolab("job", "move", third, "--ahead-of", first)
-    assert message == f"experiment {third} is number 1 in pool default, with priority 42"
+    assert message == f"experiment {third} is at position 1 of pool default, with priority 42"
     assert queue() == [third, first, second]
     message = zerolab("job", "move", third, "--behind", first)
-    assert message == f"experiment {third} is number 2 in pool default, with priority 42"
+    assert message == f"experiment {third} is at position 2 of pool default, with priority 42"
     assert queue() == [first, third, second]
     for wrong in ((), ("--ahead-of", first, "--behind", second)):
         refused = zerolab("job", "move", third, *wrong, expect=2)
-        assert "name one of --ahead-of ID and --behind ID" in refused
+        assert "give either --ahead-of ID or --behind ID" in refused
 
     for group, most in (("label:acts", 3), ("pool:default", 9), ("label:acts", 4)):
         message = zerolab("quota", "set", group, most)
-        assert message == f"{group} may hold {most} slot(s), and holds 0"
+        assert message == f"{group} has a limit of {most} slot(s); 0 in use"
     listed = json.loads(zerolab("quota", "list", "--json"))
     assert {resource["group"]: resource["max_slots"] for resource in listed} == {
         "label:acts": 4, "pool:default": 9,
@@ -148,7 +153,7 @@ def test_queue_order_and_quotas(owner: Server, zerolab: Zerolab) -> None:
         line.split()[:2] for line in zerolab("quota", "list").splitlines()
     ]
     for group in ("label:acts", "pool:default"):
-        assert group in zerolab("quota", "remove", group)
+        assert group in zerolab("quota", "delete", group)
     assert json.loads(zerolab("quota", "list", "--json")) == []
     assert "must be pool:NAME or label:NAME" in zerolab("quota", "set", "acts", 3, expect=2)
     assert "and limit label:ann" in zerolab("quota", "set", "user:ann", 3, expect=2)
@@ -179,3 +184,22 @@ def test_checkpoint_files_are_deleted_by_name(owner: Server, zerolab: Zerolab) -
     trials_found = owner.get(f"/checkpoints/{saved.uuid}")["checkpoint"]
     assert (trials_found["state"], trials_found["resources"]) == ("PARTIAL", {"notes": 5})
     assert owner.experiment(number)["state"] == "COMPLETED"
+
+
+def test_progress_omits_trial_paused_within_search(owner: Server, zerolab: Zerolab) -> None:
+    number = owner.submit(searcher={"name": "single", "metric": "loss", "max_length": 20})["id"]
+    (trial,) = owner.trials(number)
+    (run_id,) = (item.run_id for item in owner.wait_for_runs(1))
+    owner.post(f"/runs/{run_id}/started", {})
+    owner.report(run_id, validation(5, 0.5), checkpoint(5, "progress"))
+    with Client(str(owner.http.base_url), owner.token) as client:
+        poller = _ProgressPoller(client, number)
+        assert [shown.state for shown in poller.poll()[1]] == ["RUNNING"]
+        zerolab("trial", "pause", trial["id"])
+        owner.exit(run_id, EXIT_PREEMPTED)
+        assert owner.trial(trial["id"])["state"] == "PAUSED"
+        assert poller.poll()[1] == []
+        zerolab("experiment", "pause", number)
+        assert [(shown.state, shown.remaining_s) for shown in poller.poll()[1]] == [
+            ("PAUSED", None)
+        ]

@@ -68,7 +68,7 @@ def test_run_shows_progress_and_result(
     assert (installation.home.checkpoints / uuid).is_dir()
     assert own_metric.strip().startswith("validation_loss ")
     assert shown["browse"].startswith(installation.client.url)
-    assert "experiment 1 is submitted" in finished.stderr
+    assert "submitted experiment 1 (line)" in finished.stderr
     with urllib.request.urlopen(shown["browse"]) as page:
         assert page.status == 200
 
@@ -87,8 +87,14 @@ def test_experiment_list_and_describe(
     assert resource["best_trial_id"] == resource["trials"][0]["id"] == int(shown["best trial"])
     trial = installation.json("trial", "list", "1")[0]
     assert trial == resource["trials"][0]
-    assert trial == installation.json("trial", "describe", str(trial["id"]))
-    assert fields(installation.quick("trial", "describe", "1").stdout)["batches"] == "20"
+    described = installation.json("trial", "describe", str(trial["id"]))
+    runs = described.pop("runs")
+    assert trial == described
+    assert [(run["exit_code"], len(run["agents"])) for run in runs] == [(0, 1)]
+    shown = fields(installation.quick("trial", "describe", "1").stdout)
+    assert shown["batches"] == "20"
+    assert shown["runs"].startswith(f"run {runs[0]['id']} on {runs[0]['agents'][0]}  from ")
+    assert shown["runs"].endswith("  finished")
     assert "COMPLETED" in installation.quick("trial", "list", "1").stdout
 
 
@@ -128,7 +134,7 @@ def test_checkpoint_list_and_download(installation: Installation, tmp_path: Path
     assert "must be new or empty" in shown
     assert " kept, " in installation.quick("experiment", "describe", "1").stdout
     plan = installation.quick("checkpoint", "gc", "1", "--save-trial-latest", "0", "--dry-run")
-    assert "would be removed" in plan.stderr
+    assert "would be deleted" in plan.stderr
 
 
 def test_model_registry_keeps_checkpoint(
@@ -137,7 +143,7 @@ def test_model_registry_keeps_checkpoint(
     uuid = installation.json("checkpoint", "list", "1")[-1]["uuid"]
     arguments = ("--description", "a line")
     assert installation.quick("model", "create", "lines", *arguments).stdout == "lines\n"
-    assert "is there already" in installation.quick("model", "create", "lines", expect=2).stderr
+    assert "exists already" in installation.quick("model", "create", "lines", expect=2).stderr
     register = ("model", "register-version", "lines", uuid[:8], "--notes", "the first")
     assert [installation.quick(*register).stdout for _ in range(2)] == ["1\n", "1\n"]
     (listed,) = installation.json("model", "list")
@@ -152,11 +158,11 @@ def test_model_registry_keeps_checkpoint(
     assert "lines" in installation.quick("model", "list").stdout
     refused = installation.quick("checkpoint", "delete", uuid, "--yes", expect=2).stderr
     assert "is version 1 of model lines" in refused
-    shown = installation.quick("model", "remove-version", "lines", "1").stderr
-    assert "its checkpoint is still there" in shown
+    shown = installation.quick("model", "delete-version", "lines", "1").stderr
+    assert "its checkpoint still exists" in shown
     again = installation.quick("model", "remove-version", "lines", "1", expect=2).stderr
     assert again.startswith("zerolab: there is no version 1 of model lines")
-    installation.quick("model", "remove", "lines")
+    installation.quick("model", "delete", "lines")
     assert installation.json("model", "list") == []
     assert installation.json("checkpoint", "describe", uuid)["state"] == "COMPLETED"
 
@@ -247,8 +253,9 @@ def test_impossible_trial_shows_reason(installation: Installation, tmp_path: Pat
     )
     try:
         assert process.stderr is not None
-        first, second, third = (process.stderr.readline() for _ in range(3))
-        other = first.split()[1]
+        first, second, charts, third = (process.stderr.readline() for _ in range(4))
+        other = first.split()[2]
+        assert charts.startswith(f"live charts: {installation.client.url}")
         assert second.startswith(f"experiment {other} waits: {reason}")
         assert reason in third
     finally:
@@ -325,7 +332,7 @@ def test_missing_resource_is_one_message(installation: Installation, tmp_path: P
         assert "Traceback" not in refused.stderr
     missing = installation.quick("trial", "describe", "999", expect=2).stderr
     assert missing == (
-        "zerolab: there is no trial 999; `zerolab trial list EXPERIMENT` shows which there are\n"
+        "zerolab: there is no trial 999; `zerolab trial list EXPERIMENT` lists them\n"
     )
 
 
@@ -393,8 +400,8 @@ def test_ctrl_c_detaches_from_run(installation: Installation, tmp_path: Path) ->
     try:
         assert process.stderr is not None
         first = process.stderr.readline()
-        assert "is submitted" in first
-        experiment_id = int(first.split()[1])
+        assert "submitted experiment" in first
+        experiment_id = int(first.split()[2])
         for line in process.stderr:
             if "running" in line:
                 break
@@ -403,7 +410,7 @@ def test_ctrl_c_detaches_from_run(installation: Installation, tmp_path: Path) ->
     finally:
         process.kill()
     assert process.returncode == 130
-    assert f"detached: experiment {experiment_id} goes on" in stderr
+    assert f"experiment {experiment_id} continues in the background" in stderr
 
     (trial,) = until(
         "the trial has trained",
@@ -577,6 +584,27 @@ def test_missing_server_has_remedy(tmp_path: Path) -> None:
     )
 
 
+def test_run_starts_agent_only_if_none_is_connected(tmp_path: Path) -> None:
+    separate = Installation(tmp_path / "home")
+    (tmp_path / "model_def.py").write_text(MODEL)
+    file = tmp_path / "experiment.yaml"
+    file.write_text(yaml.safe_dump(experiment(2)))
+    try:
+        separate.cli("up", "--no-agent", "--port", str(separate.port))
+        command = [sys.executable, "-m", "zerolab", "agent", "start", "--name", "worker-1"]
+        with subprocess.Popen(
+            [*command, "--cpu", "--slots", "1"],
+            env=separate.environment(), stderr=subprocess.DEVNULL,
+        ) as worker:  # fmt: skip
+            until("the worker is connected", separate.client.agents, bool)
+            assert "starting an agent" not in separate.cli("run", file).stderr
+            assert [agent["name"] for agent in separate.client.agents()] == ["worker-1"]
+            worker.terminate()
+        assert "starting an agent" in separate.cli("run", file, "--cpu").stderr
+    finally:
+        separate.destroy()
+
+
 def test_config_check_without_server(tmp_path: Path) -> None:
     empty_home = Installation(tmp_path / "home")
     file = tmp_path / "ds_config.json"
@@ -658,7 +686,7 @@ def test_task_run_list_stop(installation: Installation, tmp_path: Path) -> None:
     assert described["command"] == "python main.py"
     ended = described["task"].partition(":")[0]
     shown = installation.quick("task", "stop", "count").stderr
-    assert shown == f"task count ({ended}) has ended: it stays COMPLETED\n"
+    assert shown == f"task count ({ended}) has already ended: COMPLETED\n"
     assert installation.json("task", "list", "--name", "cou", "--state", "completed")
     assert not installation.json("task", "list", "--name", "cou", "--state", "ACTIVE")
     assert len(installation.json("task", "list", "--limit", "1")) == 1

@@ -24,8 +24,8 @@ def test_unknown_values_are_omitted() -> None:
 @pytest.mark.parametrize(
     ("state", "more", "expected"),
     [
-        ("QUEUED", {}, "queued:  the scheduler has not placed it yet"),
-        ("QUEUED", {"assigned": True}, "starting:  its agent prepares the run"),
+        ("QUEUED", {}, "queued:  waiting for the scheduler"),
+        ("QUEUED", {"assigned": True}, "starting:  preparing the run"),
         (
             "QUEUED",
             {"assigned": True, "activity": "starting Python and importing torch"},
@@ -34,7 +34,7 @@ def test_unknown_values_are_omitted() -> None:
         (
             "RUNNING",
             {"assigned": True},
-            "running  importing the model and building the trial  batch 0  0 %",
+            "running  importing the code and building the trial  batch 0  0 %",
         ),
         ("RUNNING", {"activity": "validating"}, "running  validating  batch 0  0 %"),
     ],
@@ -74,6 +74,8 @@ def test_plain_output_is_rate_limited() -> None:
     assert due_lines(50.5, 0, state="QUEUED", waiting="another reason") == 1
     assert [due_lines(51 + t, t, state="RUNNING") for t in range(31)] == [1, *([0] * 9 + [1]) * 3]
     assert due_lines(82.0, 32, state="STOPPING") == 1
+    unchanged = {"state": "RUNNING", "activity": "validating"}
+    assert [due_lines(t, 0, **unchanged) for t in (100.0, 120.0, 140.0)] == [1, 0, 0]
 
 
 @pytest.mark.parametrize(

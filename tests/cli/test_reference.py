@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from zerolab.cli.main import app
 from zerolab.replacements import replacements
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "cli.md"
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 
 
 def walk(command: Any, path: str = "zerolab") -> Iterator[tuple[str, Any]]:
+    yield path, command
     if not hasattr(command, "list_commands"):
-        yield path, command
         return
     context = typer.Context(command)
     for name in command.list_commands(context):  # extensions' commands, too
@@ -28,7 +28,9 @@ def walk(command: Any, path: str = "zerolab") -> Iterator[tuple[str, Any]]:
 
 
 ROOT = typer.main.get_command(app)
-COMMANDS = dict(walk(ROOT))
+ALL = dict(walk(ROOT))
+GROUPS = {path: item for path, item in ALL.items() if hasattr(item, "list_commands")}
+COMMANDS = {path: item for path, item in ALL.items() if path not in GROUPS}
 SECTIONS = dict(
     re.findall(r"^### `([^`]+)`\n(.*?)(?=^##|\Z)", REFERENCE.read_text(), re.MULTILINE | re.DOTALL)
 )
@@ -84,6 +86,65 @@ def test_commands_and_parameters_have_help(path: str) -> None:
     command = COMMANDS[path]
     assert command.help
     assert all(parameter.help for parameter in command.params)
+
+
+NO_RESULT = {
+    "zerolab agent start",  # runs until it is stopped
+    "zerolab db backup", "zerolab db check", "zerolab db restore",  # programs of the server
+    "zerolab deepspeed uninstall-command", "zerolab down", "zerolab logout",  # a message only
+    "zerolab experiment metrics",  # --format ndjson
+    "zerolab launch",  # the output of a script
+    "zerolab plan",  # passes --json on
+}  # fmt: skip
+
+
+def test_commands_with_results_print_json() -> None:
+    without = {path for path, command in COMMANDS.items() if "--json" not in options(command)}
+    assert without == NO_RESULT
+
+
+@pytest.mark.parametrize("path", sorted(GROUPS))
+def test_group_help_shows_whole_summaries(path: str) -> None:
+    group = GROUPS[path]
+    shown = group.get_help(typer.Context(group, info_name=path))
+    for name in group.list_commands(typer.Context(group)):
+        (line,) = re.findall(rf"^  {name} +(.*)$", shown, re.MULTILINE)
+        assert line[0].isupper()
+        assert not line.endswith((".", "..."))
+    rows = [line for line in shown.splitlines() if re.match("  [a-z]", line)]
+    assert len(rows) == len(group.list_commands(typer.Context(group))), "each on one line"
+
+
+@pytest.mark.parametrize("path", sorted(COMMANDS))
+def test_help_has_standard_metavars(path: str) -> None:
+    command = COMMANDS[path]
+    shown = command.get_help(typer.Context(command, info_name=path))
+    assert not re.search(r"<(int|str|path|float|list)|[{}]config|x>=", shown)
+    examples = re.findall(r"^  (zerolab .*)$", shown.partition("Example")[2], re.MULTILINE)
+    assert all(example.startswith("zerolab ") for example in examples)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("pause 3", "Did you mean `zerolab experiment pause ID` or `zerolab trial pause ID`?"),
+        ("login", "Did you mean `zerolab open`?"),
+        ("stop 3", "Did you mean `zerolab experiment cancel ID`?"),
+        ("logged", "No such command 'logged'. Did you mean 'logs'?"),
+        ("lagout", "No such command 'lagout'."),
+        ("experiment delte 1", "No such command 'delte'."),
+    ],
+)
+def test_unknown_command_suggestion(words: str, expected: str) -> None:
+    done = CliRunner().invoke(app, words.split())
+    assert done.exit_code == 2
+    assert done.output.strip().endswith(expected)
+
+
+def test_help_command_is_help_option() -> None:
+    done = CliRunner().invoke(app, ["help", "experiment", "rm"])
+    assert done.exit_code == 0
+    assert "Delete an experiment" in done.output
 
 
 def test_help_examples_are_commands() -> None:

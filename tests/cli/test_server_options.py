@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.disks import mounted
 from tests.end_to_end.installation import in_process
 from zerolab.files import read_json
 from zerolab.paths import Home
@@ -38,6 +39,27 @@ def zerolab(
 def all_files(directory: Path) -> str:
     files = [file for file in directory.rglob("*") if file.is_file()]
     return " ".join(file.read_bytes().decode(errors="replace") for file in files)
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_up_finds_tls_files_of_current_directory(
+    environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    separate: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("cert.pem", "key.pem"):
+        Path(name).write_text("no certificate")
+    files = [("--tls-cert", "cert.pem"), ("--tls-key", "key.pem")]
+    words = [*files[0], *files[1]] if separate else ["=".join(pair) for pair in files]
+    assert "must be a file" not in zerolab(environment, "up", *words, expect=2).stderr
+
+
+def test_up_on_full_disk_suggests_df(environment: dict[str, str], tmp_path: Path) -> None:
+    with mounted(tmp_path / "full", "200k") as disk:
+        full = environment | {"ZEROLAB_HOME": str(disk / "home")}
+        assert "df -h" in zerolab(full, "up", "--no-agent", "--port", "0", expect=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -72,7 +94,7 @@ def test_up_passes_server_options(environment: dict[str, str]) -> None:
     server = psutil.Process((read_json(home.server_file) or {})["pid"])
     assert server.cmdline()[-len(options) :] == options
     again = zerolab(environment, "up", "--no-agent", "--metric-names", "8")
-    assert "the server runs already" in again.stderr
+    assert "the server is running with other options" in again.stderr
 
 
 @pytest.mark.parametrize("by", ["variable", "option", "query"])

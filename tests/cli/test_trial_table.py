@@ -90,7 +90,7 @@ def test_narrow_terminal_omits_columns(
     assert len(lines) == 4  # no wrapped lines
     assert lines[0].split()[8:] == ["lr", "weight_decay"]
     left_out = "overwrite_deepspeed_args.optimizer.params.lr, overwrite_deepspeed_args.scheduler"
-    assert f"no room in this terminal for {left_out}" in err
+    assert f"the terminal is too narrow for {left_out}" in err
     print_trials([row | {"hparams": {"slot time": row["id"]}} for row in trials])
     out, err = capsys.readouterr()
     assert "hparams.slot time" in out

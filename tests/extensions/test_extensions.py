@@ -20,7 +20,9 @@ from zerolab.linux import kill_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = re.findall(
-    r"^```python\n(.*?)^```$", (ROOT / "docs" / "extending.md").read_text("utf-8"), re.M | re.S
+    r"^```python\n(.*?)^```$",
+    (ROOT / "docs" / "contribute" / "extending.md").read_text("utf-8"),
+    re.M | re.S,
 )
 MODULES = {
     **dict(zip(
@@ -228,7 +230,7 @@ def test_command_and_route(installation: Installation, tmp_path: Path) -> None:
     number = int(installation.cli("submit", experiment).stdout.split()[-1])
     installation.wait_for(number)
     assert installation.cli("runs", str(number)).stdout == "1 runs\n"
-    assert "Print the number of runs of an experiment." in installation.cli("--help").stdout
+    assert "Print the number of runs of an experiment" in installation.cli("--help").stdout
     url = f"{installation.client.url}/api/v1/extensions/names"
     owner = {"Authorization": f"Bearer {installation.home.ensure_token()}"}
     assert httpx.get(url).status_code == 401

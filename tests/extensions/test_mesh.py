@@ -194,7 +194,7 @@ def inconsistent_replicas() -> list[str]:
     mesh_of(mpu, part_of((2, 1, 2), position, None))
     logger.removeHandler(heard)
     plain = nn.Linear(2, 2)  # nothing is marked: the engine's plan names the axis
-    meshes = [mesh_of(mpu, plain, cut_over=size) for size in (1, 4)]
+    meshes = [mesh_of(mpu, plain, tensor_size=size) for size in (1, 4)]
     assert [(mesh.pipe.size, mesh.tensor.size) for mesh in meshes] == [(4, 1), (1, 4)]
     return [record.getMessage() for record in heard.buffer]
 

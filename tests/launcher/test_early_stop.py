@@ -19,7 +19,7 @@ from zerolab.launcher.process import start_launcher
 pytestmark = pytest.mark.processes
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-EARLY = "the run was stopped by SIGTERM before its ranks began"
+EARLY = "the run was stopped by SIGTERM before its ranks started"
 
 
 def test_sigterm_during_torch_import(tmp_path: Path) -> None:

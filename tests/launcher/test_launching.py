@@ -121,7 +121,7 @@ def test_boxed_error_is_one_line(tmp_path: Path) -> None:
     ("module", "expected"),
     [
         ("deepspeed.zero", "; set `environment: {deepspeed: zerolab}`, with which this engine"),
-        ("determined", "; docs/from_determined.md lists the replacement of each"),
+        ("determined", "; docs/migrate/from_determined.md lists the replacement of each"),
         ("deepspeeder", f"; {sys.executable} on {socket.gethostname()} does not have it; install"),
     ],
 )
@@ -174,7 +174,7 @@ def test_killed_rank_ends_run(server: ForkServer, tmp_path: Path) -> None:
     end = end_of(process, folder)
     assert (end.exit_code, end.rank) == (-9, 1)
     assert end.reason is not None
-    assert end.reason.startswith("rank 1 was killed by SIGKILL, as the system does when memory has")
+    assert end.reason.startswith("rank 1 was killed by SIGKILL: memory ran out, or a user or")
     assert "`zerolab plan` shows the memory of a rank" in end.reason
     assert "offload_optimizer" in end.reason
     assert not alive(ranks[0])

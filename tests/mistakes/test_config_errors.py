@@ -38,7 +38,7 @@ def problems_of(text: str) -> list[str]:
         ("a:\n  name: single\n  metric loss\n  x: 3\n", "line 3", "`metric: loss`"),
         ("a:\n  b: 1\n   c: x\n", "line 3", "align it with `b`"),
         ("a: single\n  metric: x\n", "line 2", "remove the value 'single' of `a`"),
-        ("a:\n  b: 1\n c: x\n", "line 3", "(0 or 2), got 1; align it"),
+        ("a:\n  b: 1\n c: x\n", "line 3", "like line 2 (2 spaces), or by 0 spaces, got 1"),
         ("a:\n  - 1\n  b: 3\n", "line 3", "indent the list below its key"),
         ("text: lr: 3\n", "line 1", "`text: 'lr: 3'`"),
         ("a: {b: 1\nc: 3\n", "line 1, column 4", "add the '}'"),

@@ -6,9 +6,10 @@ The rounds of ``test_model.py`` rarely preempt in a way that would reveal a mist
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from random import Random
 from typing import Any
+
+from msgspec.structs import replace
 
 from zerolab.scheduler import (
     AgentSlots,
@@ -183,7 +184,9 @@ def check(cluster: Cluster, request: Request, allocations: Sequence[Allocation])
         replace(run, stopping=stops) for run, stops in zip(allocations, stopping, strict=True)
     ]
     if not decision.start:
-        assert schedule(cluster, [request], leaving) == replace(decision, preempt=[])
+        assert schedule(cluster, [request], leaving) == Decision(
+            decision.start, [], decision.impossible
+        )
     if decision.preempt:
         assert schedule(cluster, [request], [run for run in leaving if not run.stopping]).start
     return decision

@@ -4,8 +4,9 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
+
+from msgspec.structs import replace
 
 from tests.scheduler.test_preemption import some_cluster, some_labels, some_request, some_runs
 from zerolab.scheduler import AgentSlots, Allocation, Cluster, Job, Request, queue_key, schedule
@@ -145,7 +146,7 @@ def check_reason(
         assert reserved[1] in first.groups
         return "a quota is kept"
     assert first.pool == job.pool
-    assert ("might wait longer" in reason) == (room >= job.slots)
+    assert ("could wait longer" in reason) == (room >= job.slots)
     return "slots are kept"
 
 

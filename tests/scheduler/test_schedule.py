@@ -265,7 +265,7 @@ def test_agent_too_small_for_first_is_backfilled() -> None:
     allocations = running(cluster, request(1, 3))
     decision = schedule(cluster, [request(2, 4), request(3, 2), request(4)], allocations)
     assert started(decision) == [3]
-    reason = "experiment 2 goes first, and might wait longer if this one started now"
+    reason = "experiment 2 goes first, and could wait longer if this job started now"
     assert reasons(decision)[4] == reason
 
 
@@ -421,5 +421,5 @@ def test_reason_names_first_job() -> None:
         200: "it needs 3 slots on one machine, of which 1 is free",
         201: "an earlier trial of its experiment goes first",
         400: first,
-        500: f"{first}, and might wait longer if this one started now",
+        500: f"{first}, and could wait longer if this job started now",
     }

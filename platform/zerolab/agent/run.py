@@ -59,7 +59,7 @@ _FINAL_TAIL_LINES = 100
 _TRIES = 20
 """Attempts of a step that fails although the server responds; about 30 s."""
 
-_STOPPED_EARLY = Outcome(EXIT_INFRASTRUCTURE, "the run was stopped before it began")
+_STOPPED_EARLY = Outcome(EXIT_INFRASTRUCTURE, "the run was stopped before it started")
 
 
 class _Stoppable(Protocol):
@@ -155,7 +155,7 @@ class Run:
             return failure
         if self._stop.is_set():
             return _STOPPED_EARLY
-        with self._shown_activity("its agent imports torch"):
+        with self._shown_activity("loading torch"):
             process = self._launcher.start(self._folder, self._environment)
         logger.info("run %d started as process %d", self.run_id, process.pid)
         ended = threading.Event()

@@ -84,9 +84,7 @@ def _read_file(file: Path) -> str:
         raise ConfigError("agent", [problem]) from None
     mode = stat.S_IMODE(status.st_mode)
     if stat.S_ISREG(status.st_mode) and mode & 0o077:
-        problem = (
-            f"must be readable by its owner alone, got mode {mode:04o}; run `chmod 600 {file}`"
-        )
+        problem = f"must be readable by its owner only, got mode {mode:04o}; run `chmod 600 {file}`"
         raise ConfigError("agent", [f"--token-file: {problem}"])
     if not token:
         raise ConfigError("agent", [f"--token-file: must hold a token, got the empty file {file}"])

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from zerolab.cli.connection import complete_from
 from zerolab.cli.groups import command_group
 from zerolab.cli.local.commands import agent_token
 
@@ -13,53 +14,59 @@ if TYPE_CHECKING:
 
 __all__ = ["group"]
 
-group = command_group("Machines that offer slots.")
+group = command_group("Manage agents: the machines that run trials.", panel="Queue and machines")
 
 
 @group.command()
 def start(
     server: Annotated[
         str | None,
-        typer.Option(help="Address of the server. Default: ZEROLAB_MASTER, or this machine's own."),
+        typer.Option(
+            metavar="URL",
+            help="Address of the server. Default: ZEROLAB_MASTER, or the server of this machine.",
+        ),
     ] = None,
     token_file: Annotated[
         str,
         typer.Option(
             metavar="FILE",
-            help="File of mode 0600 with the token of `zerolab agent token`; - reads standard "
-            "input. Default: ZEROLAB_TOKEN, or this machine's own.",
+            help="File (mode 0600) with the output of `zerolab agent token`; - reads standard "
+            "input. Default: ZEROLAB_TOKEN, or the token of this machine.",
         ),
     ] = "",
     token: Annotated[
-        str | None, typer.Option(hidden=True, help="Refused; use --token-file.")
+        str | None, typer.Option(hidden=True, help="Not accepted; use --token-file.")
     ] = None,
-    pool: Annotated[str, typer.Option(help="The resource pool that it joins.")] = "default",
+    pool: Annotated[str, typer.Option(metavar="NAME", help="Resource pool to join.")] = "default",
     slots: Annotated[
-        int | None, typer.Option(help="How many slots to offer. Default: all GPUs, else cores.")
+        int | None, typer.Option(help="Number of slots. Default: all GPUs, or else all CPU cores.")
     ] = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Offer CPU slots although there are GPUs.")] = (
+    cpu: Annotated[bool, typer.Option("--cpu", help="Use CPU slots even if there are GPUs.")] = (
         False
     ),
     name: Annotated[
-        str | None, typer.Option(help="Name of this agent. Default: the name of the machine.")
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the agent. Default: the host name."),
     ] = None,
     launcher: Annotated[
         str,
         typer.Option(
-            help="How ranks are started: local, on this machine (over ssh those of a hostfile); "
-            "ssh, those of hostfiles alone; or slurm, as jobs."
+            metavar="NAME",
+            help="How to start ranks: local (this machine, and hostfiles over ssh), ssh (hostfiles "
+            "only), or slurm (as jobs).",
+            autocompletion=complete_from("local", "ssh", "slurm"),
         ),
     ] = "local",
     resource_manager: Annotated[
         Path | None,
         typer.Option(
-            help="File with the settings for running jobs of Slurm: resource_manager: ..."
+            metavar="FILE", help="YAML file with a block `resource_manager`: settings for Slurm."
         ),
     ] = None,
 ) -> None:
-    """Offer this machine's slots to a server, in the foreground, until it is stopped.
+    """Start an agent on this machine, in the foreground.
 
-    `zerolab up` starts one for this machine.
+    Ctrl-C stops it. `zerolab up` starts an agent for a server on the same machine.
 
     Example: zerolab agent start --server http://10.0.0.1:8080 --token-file agent.token
     """
@@ -106,7 +113,7 @@ def start(
         try:
             new_agent.run()
         except ForbiddenError as error:
-            msg = f"{error}; `zerolab agent token` prints it there, and --token-file reads it here"
+            msg = f"{error}; run `zerolab agent token` on the server, and use --token-file here"
             raise ForbiddenError(msg) from error
 
 

@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zerolab.cli.connection import ExperimentId, id_of
+from zerolab.cli.connection import (
+    ExperimentId,
+    complete_from_server,
+    complete_trial,
+    id_of,
+)
 from zerolab.cli.groups import command_group
 from zerolab.cli.output import (
     AsJson,
@@ -19,15 +24,30 @@ from zerolab.cli.output import (
 from zerolab.formatting import size_text
 
 if TYPE_CHECKING:  # commands import the client when they need it
-    from zerolab.client.http import Json
+    from collections.abc import Iterable
 
-__all__ = ["Uuid", "group", "metric_lines"]
+    from zerolab.client.http import Client, Json
 
-group = command_group("Checkpoints of trials.")
+__all__ = ["Uuid", "complete_uuid", "group", "metric_lines"]
 
+group = command_group("List, download and delete checkpoints.", panel="Results")
+
+
+def _uuids(client: "Client", _context: typer.Context) -> "Iterable[tuple[object, str]]":
+    for experiment in client.experiments(limit=5):
+        for checkpoint in client.experiment_checkpoints(experiment["id"]):
+            text = f"batch {checkpoint['steps_completed']} of trial {checkpoint['trial_id']}"
+            yield checkpoint["uuid"], text
+
+
+complete_uuid = complete_from_server(_uuids)
 
 Uuid = Annotated[
-    str, typer.Argument(help="Uuid of the checkpoint, or its first characters (4 or more).")
+    str,
+    typer.Argument(
+        help="UUID of the checkpoint, or its first 4 or more characters.",
+        autocompletion=complete_uuid,
+    ),
 ]
 
 
@@ -35,11 +55,18 @@ Uuid = Annotated[
 def list_checkpoints(
     experiment_id: ExperimentId,
     trial: Annotated[
-        int | None, typer.Option(parser=id_of("trial"), help="Only this trial's.")
+        int | None,
+        typer.Option(
+            "--trial",
+            parser=id_of("trial"),
+            metavar="TRIAL_ID",
+            help="List only the checkpoints of this trial.",
+            autocompletion=complete_trial,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List an experiment's checkpoints.
+    """List the checkpoints of an experiment.
 
     Example: zerolab checkpoint list 1
     """
@@ -67,14 +94,16 @@ def list_checkpoints(
     stored = [
         checkpoint for checkpoint in checkpoints if checkpoint["state"] in {"COMPLETED", "PARTIAL"}
     ]
-    print_message(
-        f"{len(stored)} there, {size_text(sum(checkpoint['size_bytes'] for checkpoint in stored))}"
-    )
+    size = size_text(sum(checkpoint["size_bytes"] for checkpoint in stored))
+    print_message(f"{len(stored)} of {len(checkpoints)} checkpoint(s) in storage, {size}")
 
 
 @group.command()
 def describe(uuid: Uuid, as_json: AsJson = False) -> None:
-    """Show a checkpoint: files, storage path, validation metrics."""
+    """Show a checkpoint: files, storage path, validation metrics.
+
+    Example: zerolab checkpoint describe 2f0c
+    """
     from zerolab.cli.connection import connect
 
     with connect() as client:
@@ -112,21 +141,30 @@ def metric_lines(checkpoint: "Json") -> str:
 @group.command()
 def download(
     uuid: Uuid,
-    directory: Annotated[Path, typer.Argument(help="Directory to copy it to.")],
+    directory: Annotated[Path, typer.Argument(help="New or empty directory.")],
     glob: Annotated[
-        list[str] | None, typer.Option(help="Only files like this; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Download only files that match, such as 'model0/*'. May be repeated.",
+        ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Download a checkpoint through the server; prints the directory.
+    """Download a checkpoint, and print its directory.
 
-    An interrupted download continues if it gets the same directory.
+    The files come from the server: this machine needs no access to the storage. To resume an
+    interrupted download, repeat the command with the same directory.
 
-    Example: zerolab checkpoint download 2f0c... best/
+    Example: zerolab checkpoint download 2f0c best/
     """
     from zerolab.cli.connection import connect
     from zerolab.client.checkpoints import download_checkpoint
 
     with connect() as client:
         size = download_checkpoint(client, uuid, directory, glob or ())
-    print_message(f"copied {size_text(size)}")
+    if as_json:
+        print_json({"directory": str(directory), "size_bytes": size})
+        return
+    print_message(f"downloaded {size_text(size)}")
     result(str(directory))

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from zerolab.cli.groups import command_group
-from zerolab.cli.output import result
+from zerolab.cli.output import AsJson, print_json, print_message, result
 
 __all__ = ["group"]
 
-group = command_group("Experiment files and engine files.")
+group = command_group("Check experiment files and engine files.", panel="Train")
 
 
 @group.callback()
@@ -20,47 +20,71 @@ def about() -> None:
 
 @group.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="experiment.yaml or ds_config.json.")],
+    file: Annotated[Path, typer.Argument(help="Experiment file (YAML) or engine file (JSON).")],
     world_size: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Ranks in all. Default: the experiment's slots_per_trial, or as many as an engine "
-            "file cuts one model over.",
+            help="Number of ranks. Default: slots_per_trial of the experiment; of an engine file "
+            "the smallest number that its parallelism allows.",
         ),
     ] = None,
     hyperparameters: Annotated[
         Path | None,
         typer.Option(
-            help="YAML or JSON file of hyperparameters or training arguments, which fill an engine "
-            'file\'s "auto"; of an experiment file its block `hyperparameters`.'
+            metavar="FILE",
+            help='YAML or JSON file with the values for "auto" in an engine file: '
+            "hyperparameters, training arguments, or an experiment file.",
         ),
     ] = None,
     torch: Annotated[
         str | None,
         typer.Option(
             metavar="VERSION",
-            help="Version of torch on the machine that trains, e.g. 2.7.1: report keys that need a "
-            "newer one.",
+            help="Report keys that this version of torch does not support, such as 2.7.1.",
         ),
     ] = None,
     strict: Annotated[
         bool,
         typer.Option(
             "--strict",
-            help="Take nothing in an engine file for something else: comments, old names and what "
-            "Hugging Face writes are mistakes.",
+            help="Report comments, old key names and Hugging Face's keys in an engine file as "
+            "errors.",
         ),
     ] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", "-a", help="Print all settings, with defaults.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Check a file and print the resolved configuration, or all problems with exit code 2.
+    """Check an experiment file or an engine file.
 
-    Example: zerolab config check ds_config.json --world-size 4
+    Prints the settings of the file, or all its problems with exit code 2. It needs neither a
+    server nor torch.
+
+    Example: zerolab config check experiment.yaml
+    zerolab config check ds_config.json --world-size 4 --all
     """
     from zerolab.config.validation import check_file
+    from zerolab.errors import ConfigError
 
-    auto_values = None if hyperparameters is None else _read_hyperparameters(hyperparameters)
-    result(check_file(file, world_size, auto_values, strict=strict, torch=torch).rstrip("\n"))
+    try:
+        auto_values = None if hyperparameters is None else _read_hyperparameters(hyperparameters)
+        report = check_file(
+            file, world_size, auto_values, strict=strict, torch=torch, full=show_all
+        )
+    except ConfigError as error:
+        if not as_json:
+            raise
+        print_json({"ok": False, "problems": list(error.problems)})
+        raise typer.Exit(2) from None
+    report = report.rstrip("\n")
+    if as_json:
+        print_json({"ok": True, "report": report.splitlines()})
+        return
+    result(report)
+    if not show_all:
+        print_message(f"to include default settings: zerolab config check {file} --all")
 
 
 def _read_hyperparameters(file: Path) -> dict[str, Any]:

@@ -8,13 +8,20 @@ import typer
 __all__ = ["ChangesFile", "Paused", "Values", "read_changes"]
 
 ChangesFile = Annotated[
-    Path | None, typer.Option("--config", help="YAML file, laid over the configuration.")
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="YAML file whose keys override the configuration."
+    ),
 ]
 Values = Annotated[
     list[str] | None,
-    typer.Option("--set", help="KEY.BELOW=VALUE in YAML, laid over it too; may be repeated."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one key; KEY has dots and VALUE is YAML. May be repeated.",
+    ),
 ]
-Paused = Annotated[bool, typer.Option("--paused", help="Let it wait until it is activated.")]
+Paused = Annotated[bool, typer.Option("--paused", help="Create it paused; `activate` starts it.")]
 
 
 def read_changes(file: Path | None, values: list[str] | None, *, paused: bool) -> dict[str, Any]:
@@ -31,7 +38,9 @@ def read_changes(file: Path | None, values: list[str] | None, *, paused: bool) -
     for assignment in values or ():
         key, equals, text = assignment.partition("=")
         if not equals or not all(key.split(".")):
-            problems.append(f"--set: must be KEY.BELOW=VALUE, got {assignment!r}")
+            problems.append(
+                f"--set: must be KEY=VALUE, such as searcher.max_trials=16, got {assignment!r}"
+            )
             continue
         problem = _put(config, key.split("."), text)
         if problem:
@@ -52,7 +61,7 @@ def _put(config: dict[str, Any], path: list[str], text: str) -> str | None:
     for key in path[:-1]:
         block = config.setdefault(key, {})
         if not isinstance(block, dict):
-            return f"{key} is a value already, and holds nothing below it"
+            return f"{key} is a value, not a block; it cannot have keys"
         config = block
     config[path[-1]] = value
     return None

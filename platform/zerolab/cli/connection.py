@@ -1,12 +1,12 @@
 """Connection of commands to a server, and arguments that name its resources."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zerolab.errors import UnreachableError
+from zerolab.errors import UnreachableError, ZerolabError
 from zerolab.paths import Home, named_master, server_url, token_of
 
 if TYPE_CHECKING:
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ExperimentId",
     "TrialId",
+    "complete_experiment",
+    "complete_from",
+    "complete_from_server",
+    "complete_trial",
+    "completed_id",
     "connect",
     "find_server_url",
     "id_of",
@@ -39,7 +44,7 @@ def id_of(noun: str) -> Callable[[str], int]:
 
 def list_command(noun: str) -> str:
     """Return the command that lists resources of a kind."""
-    return f"`{_LISTS[noun][1]}` shows which there are"
+    return f"`{_LISTS[noun][1]}` lists them"
 
 
 _LISTS = {
@@ -48,10 +53,73 @@ _LISTS = {
     "checkpoint": ("a checkpoint", "zerolab checkpoint list EXPERIMENT"),
 }
 
+Completions = Callable[[typer.Context, str], list[tuple[str, str]]]
+"""Shell completion: values that begin with a text, each with an explanation or an empty string."""
+
+
+def completed_id(context: typer.Context) -> int | None:
+    """Return the id that precedes the word that the shell completes; None without one."""
+    words = [*context.params.values(), *context.args]
+    return next((int(word) for word in words if str(word).isdecimal()), None)
+
+
+def complete_from(*values: str) -> Completions:
+    """Return a shell completion of fixed values."""
+
+    def complete(_context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+        return [(value, "") for value in values if value.startswith(incomplete)]
+
+    return complete
+
+
+def complete_from_server(
+    list_values: Callable[["Client", typer.Context], Iterable[tuple[object, str]]],
+) -> Completions:
+    """Return a shell completion of the server's resources; no values if it does not respond.
+
+    Args:
+        list_values: Returns all values and their explanations.
+    """
+
+    def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+        try:
+            with connect(timeout_s=1.0) as client:
+                values = [(str(value), text) for value, text in list_values(client, context)]
+        except (ZerolabError, OSError, LookupError, TypeError, ValueError):
+            return []
+        return [(value, text) for value, text in values if value.startswith(incomplete)]
+
+    return complete
+
+
+def _experiment_ids(client: "Client", _context: typer.Context) -> Iterable[tuple[object, str]]:
+    for item in client.experiments(limit=_COMPLETED):
+        yield item["id"], f"{item['name']} ({item['state']})"
+
+
+def _trial_ids(client: "Client", _context: typer.Context) -> Iterable[tuple[object, str]]:
+    for experiment in client.experiments(limit=_COMPLETED_EXPERIMENTS):
+        for trial in client.trials(experiment["id"], limit=_COMPLETED):
+            yield trial["id"], f"experiment {experiment['id']} ({trial['state']})"
+
+
+_COMPLETED = 100
+"""Maximum number of resources that the shell offers."""
+_COMPLETED_EXPERIMENTS = 5
+
+complete_experiment = complete_from_server(_experiment_ids)
+complete_trial = complete_from_server(_trial_ids)
+
 ExperimentId = Annotated[
-    int, typer.Argument(parser=id_of("experiment"), help="Id of the experiment.")
+    int,
+    typer.Argument(
+        parser=id_of("experiment"), help="Id of the experiment.", autocompletion=complete_experiment
+    ),
 ]
-TrialId = Annotated[int, typer.Argument(parser=id_of("trial"), help="Id of the trial.")]
+TrialId = Annotated[
+    int,
+    typer.Argument(parser=id_of("trial"), help="Id of the trial.", autocompletion=complete_trial),
+]
 
 
 def find_server_url(home: Home) -> str:

@@ -5,9 +5,15 @@ from typing import Annotated, Any
 import typer
 
 from zerolab.cli.config_overrides import ChangesFile, Paused, Values, read_changes
-from zerolab.cli.connection import ExperimentId
+from zerolab.cli.connection import (
+    ExperimentId,
+    complete_experiment,
+    complete_from,
+    complete_trial,
+    id_of,
+)
 from zerolab.cli.groups import command_group
-from zerolab.cli.log_stream import AsJsonLines, OfLevel, OfRank, Tail
+from zerolab.cli.log_stream import AsJsonLines, Follow, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
     ArchivedToo,
     AsJson,
@@ -18,6 +24,7 @@ from zerolab.cli.output import (
     hparam_lines,
     number,
     print_archived_hint,
+    print_done,
     print_fields,
     print_json,
     print_message,
@@ -30,26 +37,48 @@ from zerolab.cli.output import (
 )
 from zerolab.formatting import duration_text, size_text
 
-__all__ = ["group"]
+__all__ = ["all_logs", "group", "ps"]
 
-group = command_group("Experiments: a searcher and its trials.")
+group = command_group("List, inspect and control experiments.", panel="Results")
+
+_INSPECT, _CONTROL = "Inspect", "Control"
+
+_SORT_FIELDS = ("id", "name", "state", "progress", "best_validation", "num_trials")
+_NOT_ENDED = (
+    "ACTIVE", "PAUSED", "STOPPING_CANCELED", "STOPPING_KILLED", "STOPPING_COMPLETED",
+    "STOPPING_ERROR",
+)  # fmt: skip
 
 _DONE = {
-    "pause": "is pausing: its runs checkpoint and give their slots back",
+    "pause": "is pausing: its runs save a checkpoint and release their slots",
     "activate": "is active",
-    "cancel": "is being canceled: its runs checkpoint first",
+    "cancel": "is stopping: its runs save a checkpoint first",
     "kill": "is being killed",
 }
 _NOTHING_RAN = {"pause": "is paused", "cancel": "is canceled", "kill": "is killed"}
 
 
-@group.command("list")
+@group.command("list", rich_help_panel=_INSPECT)
 def list_experiments(
-    state: Annotated[str | None, typer.Option(help="Only in this state: ACTIVE, ERROR...")] = None,
-    name: Annotated[str | None, typer.Option(help="Only with this in the name.")] = None,
-    sort: Annotated[str | None, typer.Option(help="Field to sort by; -field for descending.")] = (
-        None
-    ),
+    state: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STATE",
+            help="List only experiments in this state: ACTIVE, PAUSED, COMPLETED, CANCELED, ERROR.",
+            autocompletion=complete_from("ACTIVE", "PAUSED", "COMPLETED", "CANCELED", "ERROR"),
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="List only experiments whose name contains this text.")
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD",
+            help="Field to sort by, such as best_validation; -FIELD sorts in descending order.",
+            autocompletion=complete_from(*_SORT_FIELDS, *(f"-{name}" for name in _SORT_FIELDS)),
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Maximum number to list.")] = None,
     archived: ArchivedToo = False,
     as_json: AsJson = False,
@@ -69,6 +98,34 @@ def list_experiments(
         print_json(experiments)
         return
     print_archived_hint(experiments, shown=archived)
+    _print_experiments(experiments)
+
+
+def ps(
+    all_states: Annotated[
+        bool, typer.Option("--all", "-a", help="Include experiments that have ended.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the experiments that run, wait or are paused.
+
+    Example: zerolab ps
+    """
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        states: tuple[str | None, ...] = (None,) if all_states else _NOT_ENDED
+        found = [client.experiments(state=state, archived=False) for state in states]
+    experiments = sorted((item for group in found for item in group), key=lambda item: -item["id"])
+    if as_json:
+        print_json(experiments)
+    elif experiments:
+        _print_experiments(experiments)
+    else:
+        print_message("no experiment is running; `zerolab experiment list` lists all")
+
+
+def _print_experiments(experiments: list[dict[str, Any]]) -> None:
     rows = [
         (
             experiment["id"],
@@ -97,9 +154,12 @@ def _short_state(experiment: dict[str, Any]) -> ColoredText:
     return ColoredText("STOPPING", state.tone) if state.startswith("STOPPING_") else state
 
 
-@group.command()
+@group.command(rich_help_panel=_INSPECT)
 def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
-    """Show one experiment: state, searcher, best trial, and its error if it has one."""
+    """Show one experiment: state, progress, best trial, error.
+
+    Example: zerolab experiment describe 1
+    """
     from zerolab.cli.connection import connect
 
     with connect() as client:
@@ -124,6 +184,7 @@ def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
             "progress": f"{100 * (experiment['progress'] or 0):.0f} %",
             "searcher": _searcher_text(experiment),
             "trials": ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states)),
+            "restarts": sum(trial["restarts"] for trial in trials) or None,
             "best validation": number(experiment["best_validation"]),
             "best trial": best and f"{best['id']}{' (failed)' if best['state'] == 'ERROR' else ''}",
             "started with": hparam_lines(best) if best else None,
@@ -144,18 +205,16 @@ def _searcher_text(experiment: dict[str, Any]) -> str:
     return f"{experiment['searcher_name']}{f' on {metric}' if metric else ''}"
 
 
-@group.command()
+@group.command(rich_help_panel=_INSPECT)
 def logs(
     experiment_id: ExperimentId,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Follow until the experiment has ended.")
-    ] = False,
+    follow: Follow = False,
     tail: Tail = None,
     rank: OfRank = None,
     level: OfLevel = None,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Print the logs of all trials.
+    """Print the logs of all trials of an experiment.
 
     Example: zerolab experiment logs 1 --follow
     """
@@ -167,61 +226,121 @@ def logs(
         print_logs(client, "experiment", experiment_id, log_filter, follow=follow, as_json=as_json)
 
 
-@group.command()
+def all_logs(
+    experiment_id: Annotated[
+        int | None,
+        typer.Argument(
+            parser=id_of("experiment"),
+            help="Id of the experiment. Default: the newest one.",
+            autocompletion=complete_experiment,
+        ),
+    ] = None,
+    trial: Annotated[
+        int | None,
+        typer.Option(
+            "--trial",
+            "-t",
+            parser=id_of("trial"),
+            metavar="TRIAL_ID",
+            help="Print the logs of this trial only.",
+            autocompletion=complete_trial,
+        ),
+    ] = None,
+    follow: Follow = False,
+    tail: Tail = None,
+    rank: OfRank = None,
+    level: OfLevel = None,
+    as_json: AsJsonLines = False,
+) -> None:
+    """Print the logs of an experiment or a trial.
+
+    Example: zerolab logs 1 --follow
+    zerolab logs --trial 3 --level ERROR
+    """
+    from zerolab.cli.connection import connect
+    from zerolab.cli.log_stream import LogFilter, print_logs
+    from zerolab.errors import ConfigError, NotFoundError
+
+    if experiment_id is not None and trial is not None:
+        raise ConfigError("zerolab logs", ["give an experiment or --trial, not both"])
+    log_filter = LogFilter(rank=rank, level=level, tail=tail)
+    with connect() as client:
+        if trial is not None:
+            print_logs(client, "trial", trial, log_filter, follow=follow, as_json=as_json)
+            return
+        if experiment_id is None:
+            newest = client.experiments(limit=1)
+            if not newest:
+                raise NotFoundError("there are no experiments; `zerolab run FILE` starts one")
+            experiment_id = newest[0]["id"]
+        print_logs(client, "experiment", experiment_id, log_filter, follow=follow, as_json=as_json)
+
+
+@group.command(rich_help_panel=_INSPECT)
 def wait(
     experiment_id: ExperimentId,
     timeout: Annotated[
-        float | None, typer.Option(help="Timeout in seconds, with exit code 124.")
+        float | None,
+        typer.Option(metavar="SECONDS", help="Stop waiting after this time, with exit code 124."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Wait for the end; prints the state.
+    """Wait until an experiment has ended, and print its state.
 
-    Exit code 0 when it is COMPLETED, 3 when it is COMPLETED with failed trials, else 1.
+    Exit code: 0 if it is COMPLETED, 3 if it is COMPLETED and some trials failed, else 1.
+
+    Example: zerolab experiment wait 1 --timeout 3600
     """
     from zerolab.cli.connection import connect
     from zerolab.cli.log_stream import ENDED, exit_code, wait_for_end
 
     with connect() as client:
         experiment = wait_for_end(client, experiment_id, timeout)
-    result(end_state(experiment))
+    if as_json:
+        print_json(experiment)
+    else:
+        result(end_state(experiment))
     if experiment["state"] not in ENDED:
         raise typer.Exit(124)
     if exit_code(experiment):
         raise typer.Exit(exit_code(experiment))
 
 
-@group.command()
-def pause(experiment_id: ExperimentId) -> None:
-    """Checkpoint the runs and free their slots, until it is activated again."""
-    _run_action(experiment_id, "pause")
+@group.command(rich_help_panel=_CONTROL)
+def pause(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
+    """Save checkpoints and free the slots until you activate it."""
+    _run_action(experiment_id, "pause", as_json=as_json)
 
 
-@group.command()
-def activate(experiment_id: ExperimentId) -> None:
-    """Continue a paused experiment."""
-    _run_action(experiment_id, "activate")
+@group.command(rich_help_panel=_CONTROL)
+def activate(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
+    """Resume a paused experiment."""
+    _run_action(experiment_id, "activate", as_json=as_json)
 
 
-@group.command()
-def cancel(experiment_id: ExperimentId) -> None:
-    """Stop an experiment after a checkpoint."""
-    _run_action(experiment_id, "cancel")
+@group.command(rich_help_panel=_CONTROL)
+def cancel(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
+    """Stop an experiment after a last checkpoint."""
+    _run_action(experiment_id, "cancel", as_json=as_json)
 
 
-@group.command()
-def kill(experiment_id: ExperimentId) -> None:
-    """Stop an experiment immediately."""
-    _run_action(experiment_id, "kill")
+@group.command(rich_help_panel=_CONTROL)
+def kill(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
+    """Stop an experiment at once, without a checkpoint."""
+    _run_action(experiment_id, "kill", as_json=as_json)
 
 
-@group.command()
+@group.command(rich_help_panel=_CONTROL)
 def fork(
     experiment_id: ExperimentId,
     config: ChangesFile = None,
     values: Values = None,
     paused: Paused = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Submit the same files again as a new experiment, with changes; prints its id.
+    """Submit the same files as a new experiment, and print its id.
+
+    It trains from the beginning. To train an ended experiment for longer, use `continue`.
 
     Example: zerolab experiment fork 1 --set searcher.max_trials=16
     """
@@ -231,20 +350,24 @@ def fork(
     with connect() as client:
         new_experiment = client.experiment_action(experiment_id, "fork", changes)
     print_warnings(new_experiment)
-    result(str(new_experiment["id"]))
+    if as_json:
+        print_json(new_experiment)
+    else:
+        result(str(new_experiment["id"]))
 
 
-def _run_action(experiment_id: int, action: str) -> None:
+def _run_action(experiment_id: int, action: str, *, as_json: bool) -> None:
     from zerolab.cli.connection import connect
 
     with connect() as client:
         experiment = client.experiment(experiment_id)
         before, waited = experiment["state"], experiment["waiting_reason"] is not None
-        state = client.experiment_action(experiment_id, action)["state"]
+        changed = client.experiment_action(experiment_id, action)
+    state = changed["state"]
     message = _DONE[action]
     if state == "CANCELED" or (state == "PAUSED" and (waited or before == state)):
         message = _NOTHING_RAN.get(action, message)
     if action in {"cancel", "kill"} and before == state:
         ends = state.startswith("STOPPING")
-        message = f"is ending already: it is {state}" if ends else f"has ended: it stays {state}"
-    print_message(f"experiment {experiment_id} {message}")
+        message = f"is stopping already: {state}" if ends else f"has already ended: {state}"
+    print_done(changed, f"experiment {experiment_id} {message}", as_json=as_json)

@@ -1,19 +1,32 @@
-"""Groups of CLI commands, with abbreviations and hints for Determined's commands."""
+"""Commands and groups of the CLI: help pages, abbreviations, hints for unknown commands."""
 
+import re
+from collections.abc import Callable
 from difflib import get_close_matches
-from inspect import isfunction
-from typing import Any
+from inspect import cleandoc, isfunction
+from typing import Any, TypeVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from zerolab.registry import Registry
 
-__all__ = ["COMMANDS", "NUMBERS", "Group", "Root", "command_group"]
+__all__ = [
+    "COMMANDS",
+    "NUMBERS",
+    "Command",
+    "Group",
+    "Root",
+    "command_group",
+    "in_panel",
+    "single_command",
+]
 
-_NEVER_SUGGESTED = {"logout"}
-"""Commands with effects on other users; a typing error must not lead to them."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NEVER_SUGGESTED = {"logout", "down", "delete", "kill", "gc", "restore"}
+"""Commands that stop or delete something; a typing error must not lead to them."""
 
 _GROUPS = {"e": "experiment", "exp": "experiment", "t": "trial", "c": "checkpoint", "m": "model"}
 _GROUPS |= {"a": "agent", "j": "job"}
@@ -23,32 +36,156 @@ _GROUPS |= {
         "experiment", "trial", "task", "checkpoint", "agent", "job", "model", "pool", "quota"
     )
 }  # fmt: skip
+_GROUPS |= {"queue": "job", "log": "logs"}
 
+_OTHER_WORDS = {
+    "browse": "zerolab open",
+    "create": "zerolab submit FILE",
+    "describe": "zerolab experiment describe ID",
+    "list": "zerolab experiment list",
+    "login": "zerolab open",
+    "ls": "zerolab experiment list",
+    "new": "zerolab init",
+    "restart": "zerolab experiment continue ID",
+    "resume": "zerolab experiment activate ID",
+    "server": "zerolab up",
+    "show": "zerolab experiment describe ID",
+    "start": "zerolab up",
+    "stop": "zerolab experiment cancel ID",
+    "train": "zerolab run FILE",
+    "ui": "zerolab open",
+    "web": "zerolab open",
+}
+"""Words that users try as a command, with the command that they need."""
 
 NUMBERS: dict[str, Any] = {"ignore_unknown_options": True}
 """Settings of a command with a number as argument: -1 is a number out of range, not an option."""
 
+_METAVARS = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER"}
+_METAVARS |= {"str": "TEXT", "list[str]": "TEXT", "list[int]": "N", "path": "PATH"}
+_LIMITS = {
+    r"\bx>=(\S+?)(?=[;\]])": r"at least \1",
+    r"(\S+)<=x<=(\S+?)(?=[;\]])": r"\1 to \2",
+}
+"""typer's notation of a range, and words."""
 
-def command_group(text: str, cls: type[TyperGroup] | None = None) -> typer.Typer:
+
+def _with_metavar(record: tuple[str, str]) -> tuple[str, str]:
+    """Replace typer's types in a row of the help, such as ``<int>``."""
+    name, text = record
+    name = re.sub(r"<([^<>]+)>", lambda match: _METAVARS.get(match[1], match[1]), name)
+    for pattern, words in _LIMITS.items():
+        text = re.sub(pattern, words.replace("\\1", "\\g<1>").replace("\\2", "\\g<2>"), text)
+    return name, text
+
+
+def _split_help(command: Any) -> tuple[str, list[str]]:
+    """Return the text of a command's help, and its examples."""
+    text, _, rest = cleandoc(command.help or "").partition("Example:")
+    examples: list[str] = []
+    for line in filter(None, map(str.strip, rest.splitlines())):
+        if not examples or re.match(r"zerolab |\w+=\$\(", line):
+            examples.append(line)
+        else:
+            examples[-1] += f" {line}"
+    return text.strip(), examples
+
+
+def _summary(command: Any) -> str:
+    """Return the first sentence of a command's help."""
+    first = " ".join(_split_help(command)[0].split("\n\n")[0].split())
+    return re.split(r"(?<=[^.])\.(?:\s|$)", first)[0]
+
+
+class Command(TyperCommand):
+    """Command with standard metavars in its help, and examples at its end."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the arguments in capitals, optional ones in brackets."""
+        pieces = super().collect_usage_pieces(ctx)
+        return [re.sub(r"[{}]", "", piece).upper() for piece in pieces]
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Write the help without the examples."""
+        text = _split_help(self)[0]
+        if text:
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(text)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and the options."""
+        rows: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is None:
+                continue
+            if parameter.param_type_name == "argument":
+                name = getattr(parameter, "metavar", None) or parameter.name.upper()
+                record = name + "..." * (parameter.nargs != 1 and "." not in name), record[1]
+            rows[parameter.param_type_name].append(_with_metavar(record))
+        for kind, records in rows.items():
+            if records:
+                with formatter.section(f"{kind.capitalize()}s"):
+                    formatter.write_dl(records)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples, each on one line that can be copied."""
+        examples = _split_help(self)[1]
+        if examples:
+            with formatter.section("Examples" if len(examples) > 1 else "Example"):
+                for example in examples:
+                    formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+
+
+class _App(typer.Typer):
+    """Typer whose commands are of the class :class:`Command`."""
+
+    def command(self, *args: Any, **settings: Any) -> Any:
+        """Register a command."""
+        return super().command(*args, **{"cls": Command, **settings})
+
+
+def command_group(
+    text: str, cls: type[TyperGroup] | None = None, *, panel: str | None = None
+) -> typer.Typer:
     """Create a group of commands, of the core or of an extension.
 
     Args:
         text: Its help.
         cls: Its class if it is not :class:`Group`.
+        panel: Heading under which ``zerolab --help`` lists it.
     """
-    return typer.Typer(
+    app = _App(
         cls=cls or Group,
         help=text,
         no_args_is_help=True,
         rich_markup_mode=None,  # importing rich would take half of the time limit of --help
         add_completion=False,
     )
+    app.info.rich_help_panel = panel  # typer would apply an argument to the group's commands
+    return app
+
+
+def single_command() -> typer.Typer:
+    """Create an app for one command that needs settings of its own, of an extension."""
+    return _App(rich_markup_mode=None, add_completion=False)
+
+
+def in_panel(title: str) -> Callable[[F], F]:
+    """Return a decorator that sets the heading under which the help lists a command."""
+
+    def decorate(function: F) -> F:
+        function.panel = title  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
 def _command(loaded: Any) -> Any:
     if isfunction(loaded):
-        app = typer.Typer(rich_markup_mode=None, add_completion=False)
-        app.command()(loaded)
+        app = single_command()
+        app.command(rich_help_panel=getattr(loaded, "panel", None))(loaded)
         return get_command(app)
     if not isinstance(loaded, typer.Typer):
         raise TypeError(f"must be a function or a typer.Typer, got {loaded!r}")
@@ -62,8 +199,12 @@ COMMANDS: Registry[Any] = Registry("zerolab.commands", {}, _command)
 class Group(TyperGroup):
     """Group of commands that hints at the replacement of an unknown command."""
 
-    aliases = {"ls": "list"}  # noqa: RUF012 - a class attribute
-    """Aliases of its commands."""
+    aliases = {  # noqa: RUF012 - a class attribute
+        "edit": "change", "get": "describe", "log": "logs", "ls": "list", "remove": "delete",
+        "remove-version": "delete-version", "resume": "activate", "rm": "delete",
+        "show": "describe", "stop": "cancel", "update": "change",
+    }  # fmt: skip
+    """Aliases of its commands, where it has no command of that name."""
 
     @property
     def prefix(self) -> str:
@@ -72,14 +213,19 @@ class Group(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Find a command by its name or an alias, in the core, else in an extension."""
-        cmd_name = self.aliases.get(cmd_name, cmd_name)
-        command = super().get_command(ctx, cmd_name)
+        command = self._find(ctx, cmd_name)
+        if command is None and cmd_name in self.aliases:
+            command = self._find(ctx, self.aliases[cmd_name])
+        return command
+
+    def _find(self, ctx: Any, name: str) -> Any:
+        command = super().get_command(ctx, name)
         if command is not None:
             return command
-        problem = COMMANDS.problem(self.prefix + cmd_name)
+        problem = COMMANDS.problem(self.prefix + name)
         if problem is not None:
             ctx.fail(problem)
-        return COMMANDS.get(self.prefix + cmd_name)
+        return COMMANDS.get(self.prefix + name)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """List the commands of the core, then those of extensions."""
@@ -90,25 +236,47 @@ class Group(TyperGroup):
         ]
         return [*super().list_commands(ctx), *extensions]
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands by theme, then the options."""
+        self.format_commands(ctx, formatter)
+        records = [parameter.get_help_record(ctx) for parameter in self.get_params(ctx)]
+        with formatter.section("Options"):
+            formatter.write_dl([_with_metavar(record) for record in records if record])
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands by theme, with the first sentence of the help of each."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        width = max((len(name) for name, _ in commands), default=0)
+        for name, command in commands:
+            if not command.hidden:
+                title = command.rich_help_panel
+                title = title if isinstance(title, str) else "Commands"
+                panels.setdefault(title, []).append((f"{name:<{width}}", _summary(command)))
+        for title, rows in panels.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find a command, or fail with its replacement or a similar name."""
         if args and self.get_command(ctx, args[0]) is None:
-            from zerolab.replacements import command_replacement
-
-            command_path, parent = [args[0]], ctx
-            while parent.parent is not None:
-                command_path.insert(0, parent.command.name)
-                parent = parent.parent
-            text = command_replacement(*command_path)
-            if text is not None:
-                ctx.fail(
-                    f"No such command {args[0]!r}. What `det {' '.join(command_path)}` did: {text}"
-                )
-            names = sorted({*self.list_commands(ctx)} - _NEVER_SUGGESTED)
-            close = get_close_matches(args[0], names)
-            suggestion = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
-            ctx.fail(f"No such command {args[0]!r}.{suggestion}")
+            ctx.fail(f"No such command {args[0]!r}.{self._suggestion(ctx, args[0])}")
         return super().resolve_command(ctx, args)
+
+    def _suggestion(self, ctx: Any, name: str) -> str:
+        """Return what to use instead of an unknown command, or an empty string."""
+        from zerolab.replacements import command_replacement
+
+        command_path, parent = [name], ctx
+        while parent.parent is not None:
+            command_path.insert(0, parent.command.name)
+            parent = parent.parent
+        text = command_replacement(*command_path)
+        if text is not None:
+            return f" What `det {' '.join(command_path)}` did: {text}"
+        names = sorted({*self.list_commands(ctx)} - _NEVER_SUGGESTED)
+        close = get_close_matches(name, names)
+        return f" Did you mean {', '.join(map(repr, close))}?" if close else ""
 
 
 class Root(Group):
@@ -116,3 +284,24 @@ class Root(Group):
 
     aliases = _GROUPS
     prefix = ""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read ``zerolab help COMMAND`` as ``zerolab COMMAND --help``."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
+
+    def _suggestion(self, ctx: Any, name: str) -> str:
+        """Suggest commands of the groups, too: ``zerolab pause`` means an experiment or a trial."""
+        groups = {group: self.get_command(ctx, group) for group in ("experiment", "trial")}
+        matches = [
+            f"zerolab {group} {name} ID"
+            for group, command in groups.items()
+            if name in command.list_commands(ctx)
+        ]
+        other = _OTHER_WORDS.get(name)
+        if other is not None and not matches:
+            matches = [other]
+        if matches:
+            return f" Did you mean {' or '.join(f'`{line}`' for line in matches)}?"
+        return super()._suggestion(ctx, name)

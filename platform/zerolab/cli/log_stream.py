@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from zerolab.cli.connection import complete_from
 from zerolab.cli.output import result
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ENDED",
     "AsJsonLines",
+    "Follow",
     "LogFilter",
     "OfLevel",
     "OfRank",
@@ -26,12 +28,23 @@ __all__ = [
     "wait_for_end",
 ]
 
-Tail = Annotated[int | None, typer.Option(help="Show only the last N lines.")]
-OfRank = Annotated[int | None, typer.Option("--rank", help="Show only lines of this rank.")]
-OfLevel = Annotated[
-    str | None, typer.Option("--level", help="Show only lines of this level: ERROR...")
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until it has ended.")]
+Tail = Annotated[
+    int | None, typer.Option("--tail", "-n", metavar="N", help="Print only the last N lines.")
 ]
-AsJsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+OfRank = Annotated[
+    int | None, typer.Option("--rank", metavar="N", help="Print only the lines of this rank.")
+]
+OfLevel = Annotated[
+    str | None,
+    typer.Option(
+        "--level",
+        metavar="LEVEL",
+        help="Print only the lines of this level: DEBUG, INFO, WARNING, ERROR or CRITICAL.",
+        autocompletion=complete_from("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
+    ),
+]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 ENDED = frozenset({"COMPLETED", "CANCELED", "ERROR"})
 """Final states of experiments and trials."""

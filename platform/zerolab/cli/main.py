@@ -3,14 +3,16 @@
 import os
 import re
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
 from zerolab.cli import agent, checkpoint, config, experiment, server, trial
 from zerolab.cli.connection import list_command
-from zerolab.cli.groups import Root
+from zerolab.cli.groups import Command, Root
 from zerolab.cli.local import commands
+from zerolab.cli.local.init import init
 from zerolab.cli.local.run import run
 from zerolab.cli.submit import submit
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN
@@ -21,8 +23,9 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     cls=Root,
     name="zerolab",
-    help="Train deep-learning models with ZeRO: experiments, from a laptop to a few GPU nodes.",
-    epilog="Begin with: zerolab run examples/digits/experiment.yaml",
+    help="Train deep-learning models with ZeRO, on a laptop or a cluster.",
+    epilog="Begin with: zerolab init my-project && zerolab run my-project\n\n"
+    "Short forms: e for experiment, t for trial, ls for list.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # importing rich would take half of the time limit of --help
@@ -41,8 +44,7 @@ def options(
     master: Annotated[
         str | None,
         typer.Option(
-            help="Address of the server, e.g. http://127.0.0.1:8080. Default: the server of this "
-            "installation.",
+            help="Address of the server. Default: the server of this machine.",
             metavar="URL",
             envvar=ENV_MASTER,
         ),
@@ -59,18 +61,25 @@ def options(
         os.environ[ENV_MASTER] = master
 
 
-app.command()(run)
-app.command()(submit)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-    commands.up
-)
-app.command()(commands.down)
-app.command()(server.status)
-app.command(name="open")(server.open_page)
-app.command()(server.logout)
-app.command()(commands.token)
-app.command()(experiment.logs)
-app.command()(server.version)
+def _add(
+    panel: str, function: Callable[..., None], name: str | None = None, **settings: Any
+) -> None:
+    app.command(name, cls=Command, rich_help_panel=panel, **settings)(function)
+
+
+_UNKNOWN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
+_add("Train", init)
+_add("Train", run)
+_add("Train", submit)
+_add("Results", experiment.ps)
+_add("Results", experiment.all_logs, "logs")
+_add("Server", commands.up, context_settings=_UNKNOWN_OPTIONS)
+_add("Server", commands.down)
+_add("Server", server.status)
+_add("Server", server.open_page, "open")
+_add("Server", server.logout)
+_add("Server", commands.token)
+_add("Server", server.version)
 for _name, _group in {
     "experiment": experiment.group,
     "trial": trial.group,

@@ -24,6 +24,7 @@ __all__ = [
     "hparam_lines",
     "number",
     "print_archived_hint",
+    "print_done",
     "print_fields",
     "print_json",
     "print_message",
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 ArchivedToo = Annotated[bool, typer.Option("--archived", help="Include archived ones.")]
 
 
@@ -60,8 +61,8 @@ Port = Annotated[
         "--port",  # typer 0.27 loses the name of an option with a metavar
         parser=_port,
         metavar="PORT",
-        help="Port of the server that this command starts; 0 for any free one. "
-        "Default: 8080, else any.",
+        help="Port of the server, if this command starts it; 0 for any free port. "
+        "Default: 8080 if it is free.",
     ),
 ]
 _NARROWEST = 8
@@ -111,7 +112,7 @@ def unread_text(experiment: Mapping[str, Any]) -> str | None:
     if not names:
         return None
     return (
-        f"the code of the trials never reads {', '.join(names)}, which the search varies; "
+        f"the trials never read {', '.join(names)}, which the search varies; "
         "read it from get_hparams(), or remove it from the search"
     )
 
@@ -165,10 +166,18 @@ def print_message(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201 - the output
 
 
+def print_done(resource: Any, message: str, *, as_json: bool) -> None:
+    """Print a changed resource as JSON, or else a message on standard error."""
+    if as_json:
+        print_json(resource)
+    else:
+        print_message(message)
+
+
 def print_archived_hint(resources: Collection[object], *, shown: bool) -> None:
     """Mention archived resources if a list is empty."""
     if not resources and not shown:
-        print_message("none found; --archived includes archived ones")
+        print_message("nothing to show; --archived includes archived ones")
 
 
 def print_warnings(resource: Mapping[str, Any]) -> None:

@@ -11,12 +11,15 @@ __all__ = ["logout", "open_page", "status", "version"]
 
 
 def status(
-    url: Annotated[bool, typer.Option("--url", help="Print the address of the server only.")] = (
+    url: Annotated[bool, typer.Option("--url", help="Print only the address of the server.")] = (
         False
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Show the server, agents, slots and experiments. Exit code 1 if no server responds."""
+    """Show the server, its agents and slots, and active experiments.
+
+    Exit code 1 if no server responds.
+    """
     from zerolab.cli.connection import connect, server_url
     from zerolab.errors import UnreachableError
 
@@ -49,14 +52,21 @@ def status(
 
 
 def open_page(
-    browser: Annotated[bool, typer.Option(help="Open a browser; else only print the link.")] = True,
+    browser: Annotated[bool, typer.Option(help="Open a browser, or only print the link.")] = True,
+    as_json: AsJson = False,
 ) -> None:
-    """Print a link that signs a browser in to the web page, once, and open it."""
+    """Open the web page in a browser, signed in.
+
+    Prints the link as well. It is valid for five minutes, and for one browser.
+    """
     from zerolab.cli.connection import connect
 
     with connect() as client:
         link = client.login_link()
-    result(link)
+    if as_json:
+        print_json({"link": link})
+    else:
+        result(link)
     if browser:
         import webbrowser
 
@@ -64,16 +74,19 @@ def open_page(
 
 
 def logout() -> None:
-    """Sign every browser out of the web page; `zerolab open` signs one in again."""
+    """Sign out all browsers. `zerolab open` signs one in again."""
     from zerolab.cli.connection import connect
 
     with connect() as client:
         client.log_out()
-    print_message("every browser is signed out")
+    print_message("all browsers are signed out")
 
 
-def version() -> None:
+def version(as_json: AsJson = False) -> None:
     """Print the version."""
     from zerolab import __version__
 
-    result(__version__)
+    if as_json:
+        print_json({"version": __version__})
+    else:
+        result(__version__)

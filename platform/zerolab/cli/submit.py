@@ -5,19 +5,23 @@ from typing import Annotated, Any
 
 import typer
 
-from zerolab.cli.output import print_json, print_message, print_warnings, result
+from zerolab.cli.output import AsJson, print_json, print_message, print_warnings, result
 
 __all__ = ["Config", "ModelDir", "Test", "print_waiting_reason", "read_submission", "submit"]
 
 Config = Annotated[
-    Path, typer.Argument(help="Experiment file, or the folder of an experiment.yaml.")
+    Path,
+    typer.Argument(help="Experiment file, or a folder that contains an experiment.yaml."),
 ]
 ModelDir = Annotated[
     Path | None,
-    typer.Argument(help="Directory with the model's code. Default: the experiment file's."),
+    typer.Argument(
+        help="Directory with the model's code. Default: the directory of the experiment file."
+    ),
 ]
 Test = Annotated[
-    bool, typer.Option("--test", help="Stop after one batch, one validation and one checkpoint.")
+    bool,
+    typer.Option("--test", help="Train one batch, validate once, save one checkpoint, and stop."),
 ]
 
 
@@ -26,11 +30,12 @@ def submit(
     model_dir: ModelDir = None,
     test: Test = False,
     paused: Annotated[
-        bool, typer.Option("--paused", help="Do not start it; `experiment activate` does.")
+        bool,
+        typer.Option("--paused", help="Create it paused; `zerolab experiment activate` starts it."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the experiment as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Submit an experiment to the server and print its id.
+    """Submit an experiment to the server, and print its id.
 
     Example: id=$(zerolab submit experiment.yaml)
     """

@@ -1,13 +1,21 @@
 """Command group ``zerolab trial``."""
 
-from typing import Annotated
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from zerolab.cli.config_overrides import ChangesFile, Paused, Values, read_changes
-from zerolab.cli.connection import ExperimentId, TrialId
+from zerolab.cli.connection import (
+    ExperimentId,
+    TrialId,
+    complete_from,
+    complete_from_server,
+    completed_id,
+)
 from zerolab.cli.groups import command_group
-from zerolab.cli.log_stream import AsJsonLines, OfLevel, OfRank, Tail
+from zerolab.cli.log_stream import AsJsonLines, Follow, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
     ArchivedToo,
     AsJson,
@@ -16,9 +24,9 @@ from zerolab.cli.output import (
     hparam_lines,
     number,
     print_archived_hint,
+    print_done,
     print_fields,
     print_json,
-    print_message,
     print_table,
     print_warnings,
     problem_lines,
@@ -27,27 +35,53 @@ from zerolab.cli.output import (
 )
 from zerolab.formatting import duration_text
 
+if TYPE_CHECKING:
+    from zerolab.client.http import Client
+
 __all__ = ["group"]
 
-group = command_group("Trials of an experiment.")
+group = command_group("List, inspect and control the trials of an experiment.", panel="Results")
+
+_INSPECT, _CONTROL = "Inspect", "Control"
+_SHOWN_RUNS = 10
 
 
-@group.command("list")
+def _sort_names(client: "Client", context: typer.Context) -> Iterable[tuple[object, str]]:
+    from zerolab.cli.trial_table import FIELDS
+    from zerolab.contract.flatten import flatten_hparams
+
+    yield from ((name, "") for name in ("metric", *FIELDS))
+    experiment_id = completed_id(context)
+    for trial in client.trials(experiment_id, limit=1) if experiment_id else ():
+        yield from ((name, "hyperparameter") for name in flatten_hparams(trial["hparams"]))
+
+
+def _metric_names(client: "Client", context: typer.Context) -> Iterable[tuple[object, str]]:
+    trial_id = completed_id(context)
+    for metric in client.metric_names(trial_id) if trial_id else ():
+        yield metric["name"], metric["group"]
+
+
+@group.command("list", rich_help_panel=_INSPECT)
 def list_trials(
     experiment_id: ExperimentId,
     sort: Annotated[
         str,
         typer.Option(
-            help="metric (the best first), a hyperparameter, or a field such as slot_seconds; "
-            "-NAME for the largest first."
+            metavar="NAME",
+            help="Sort by metric (best first), a hyperparameter, or a field such as slot_seconds; "
+            "-NAME sorts in descending order.",
+            autocompletion=complete_from_server(_sort_names),
         ),
     ] = "id",
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number to list.")] = None,
     archived: ArchivedToo = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with everything.")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print CSV with all fields and hyperparameters.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List an experiment's trials with their hyperparameters.
+    """List the trials of an experiment with their hyperparameters.
 
     Example: zerolab trial list 1 --sort metric --limit 10
     """
@@ -71,15 +105,22 @@ def list_trials(
             result(line)
 
 
-@group.command()
+@group.command(rich_help_panel=_INSPECT)
 def describe(trial_id: TrialId, as_json: AsJson = False) -> None:
-    """Show one trial: state, hyperparameters, validations, checkpoints."""
+    """Show one trial: state, hyperparameters, validation, checkpoints, and its runs.
+
+    A run is one execution of the trial. A trial that was restarted, preempted or paused has
+    several.
+
+    Example: zerolab trial describe 3
+    """
     from zerolab.cli.connection import connect
 
     with connect() as client:
         trial = client.trial(trial_id)
+        runs = client.runs(trial_id)
         if as_json:
-            print_json(trial)
+            print_json({**trial, "runs": runs})
             return
         metric = client.experiment(trial["experiment_id"])["metric"]
         saved = client.trial_best_checkpoint(trial_id)
@@ -103,16 +144,40 @@ def describe(trial_id: TrialId, as_json: AsJson = False) -> None:
             "created": trial["created_at"],
             "ended": trial["ended_at"],
             "error": trial["error"],
+            "runs": "\n".join(_run_lines(runs)),
         }
     )
 
 
-@group.command()
+def _run_lines(runs: list[dict[str, Any]]) -> list[str]:
+    """Describe the latest runs of a trial, one per line."""
+    omitted = len(runs) - _SHOWN_RUNS
+    lines = [f"{omitted} earlier; --json lists all"] if omitted > 0 else []
+    for run in runs[-_SHOWN_RUNS:]:
+        start = datetime.fromisoformat(run["started_at"] or run["created_at"])
+        end = run["ended_at"] and datetime.fromisoformat(run["ended_at"])
+        parts = [
+            f"run {run['id']} on {', '.join(run['agents']) or 'a deleted agent'}",
+            f"from {start:%Y-%m-%d %H:%M:%S} UTC",
+            duration_text(((end or datetime.now(UTC)) - start).total_seconds()),
+            run["reason"] or _end_text(run),
+        ]
+        lines.append("  ".join(parts))
+    return lines
+
+
+def _end_text(run: Mapping[str, Any]) -> str:
+    if run["state"] != "EXITED":
+        return str(run["state"]).lower()
+    if run["exit_code"] is None:
+        return "exit code unknown"
+    return "finished" if run["exit_code"] == 0 else f"exit code {run['exit_code']}"
+
+
+@group.command(rich_help_panel=_INSPECT)
 def logs(
     trial_id: TrialId,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Follow until the trial has ended.")
-    ] = False,
+    follow: Follow = False,
     tail: Tail = None,
     rank: OfRank = None,
     level: OfLevel = None,
@@ -130,18 +195,32 @@ def logs(
         print_logs(client, "trial", trial_id, log_filter, follow=follow, as_json=as_json)
 
 
-@group.command()
+@group.command(rich_help_panel=_INSPECT)
 def metrics(
     trial_id: TrialId,
     kind: Annotated[
-        str | None, typer.Option("--group", help="training, validation or system.")
+        str | None,
+        typer.Option(
+            "--group",
+            metavar="GROUP",
+            help="Print only metrics of this group: training, validation or system.",
+            autocompletion=complete_from("training", "validation", "system"),
+        ),
     ] = None,
     name: Annotated[
-        list[str] | None, typer.Option(help="Only this metric; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Print only this metric. May be repeated.",
+            autocompletion=complete_from_server(_metric_names),
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a trial's curves, one point per line.
+    """Print the metrics of a trial, one value per line.
+
+    A curve of more than 1,000 values is averaged down to 1,000. `zerolab experiment metrics`
+    exports every value.
 
     Example: zerolab trial metrics 3 --name loss
     """
@@ -160,41 +239,52 @@ def metrics(
     print_table(["group", "metric", "batch", "value"], rows)
 
 
-@group.command()
-def pause(trial_id: TrialId) -> None:
-    """Checkpoint one trial and free its slots, until it is activated again."""
-    _run_action(trial_id, "pause", "is pausing: it checkpoints and gives its slots back")
+@group.command(rich_help_panel=_CONTROL)
+def pause(trial_id: TrialId, as_json: AsJson = False) -> None:
+    """Save a checkpoint and free the slots until you activate it."""
+    _run_action(
+        trial_id,
+        "pause",
+        "is pausing: it saves a checkpoint and releases its slots",
+        as_json=as_json,
+    )
 
 
-@group.command()
-def activate(trial_id: TrialId) -> None:
-    """Continue a paused trial."""
-    _run_action(trial_id, "activate", "waits for its slots")
+@group.command(rich_help_panel=_CONTROL)
+def activate(trial_id: TrialId, as_json: AsJson = False) -> None:
+    """Resume a paused trial."""
+    _run_action(trial_id, "activate", "is queued", as_json=as_json)
 
 
-@group.command()
-def cancel(trial_id: TrialId) -> None:
-    """Stop a trial after a checkpoint; the experiment continues without it."""
-    _run_action(trial_id, "cancel", "is being canceled: it checkpoints first")
+@group.command(rich_help_panel=_CONTROL)
+def cancel(trial_id: TrialId, as_json: AsJson = False) -> None:
+    """Stop a trial after a last checkpoint; the others continue."""
+    _run_action(trial_id, "cancel", "is stopping: it saves a checkpoint first", as_json=as_json)
 
 
-@group.command()
-def kill(trial_id: TrialId) -> None:
-    """Stop a trial immediately; the experiment continues without it."""
-    _run_action(trial_id, "kill", "is being stopped")
+@group.command(rich_help_panel=_CONTROL)
+def kill(trial_id: TrialId, as_json: AsJson = False) -> None:
+    """Stop a trial at once, without a checkpoint; the others continue."""
+    _run_action(trial_id, "kill", "is being killed", as_json=as_json)
 
 
-@group.command("continue")
-def continue_trial(trial_id: TrialId) -> None:
-    """Continue a failed or stopped trial from its checkpoint."""
-    _run_action(trial_id, "continue", "goes on")
+@group.command("continue", rich_help_panel=_CONTROL)
+def continue_trial(trial_id: TrialId, as_json: AsJson = False) -> None:
+    """Resume a failed or stopped trial from its latest checkpoint."""
+    _run_action(trial_id, "continue", "is queued and resumes from its checkpoint", as_json=as_json)
 
 
-@group.command()
+@group.command(rich_help_panel=_CONTROL)
 def fork(
-    trial_id: TrialId, config: ChangesFile = None, values: Values = None, paused: Paused = False
+    trial_id: TrialId,
+    config: ChangesFile = None,
+    values: Values = None,
+    paused: Paused = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Submit a trial as a new experiment that starts with its weights; prints the id.
+    """Start a new experiment from the weights of a trial.
+
+    Prints the id of the new experiment.
 
     Example: zerolab trial fork 3 --set searcher.max_length.epochs=5
     """
@@ -204,26 +294,30 @@ def fork(
     with connect() as client:
         experiment = client.trial_action(trial_id, "fork", changes)
     print_warnings(experiment)
-    result(str(experiment["id"]))
+    if as_json:
+        print_json(experiment)
+    else:
+        result(str(experiment["id"]))
 
 
 _NOTHING_RAN = {
     ("pause", "PAUSED"): "is paused",
     ("cancel", "CANCELED"): "is canceled",
-    ("kill", "CANCELED"): "is stopped",
+    ("kill", "CANCELED"): "is killed",
 }
 """Message of an action on a trial without slots, by the action and the state after it."""
 
 
-def _run_action(trial_id: int, action: str, done: str) -> None:
+def _run_action(trial_id: int, action: str, done: str, *, as_json: bool) -> None:
     from zerolab.cli.connection import connect
 
     with connect() as client:
         before = client.trial(trial_id)["state"]
-        state = client.trial_action(trial_id, action)["state"]
+        changed = client.trial_action(trial_id, action)
+    state = changed["state"]
     has_ended = before == state and state in {"COMPLETED", "CANCELED", "ERROR"}
     if has_ended:
-        done = f"has ended: it stays {state}"
+        done = f"has already ended: {state}"
     elif (action, state) in _NOTHING_RAN:
         done = _NOTHING_RAN[action, state]
-    print_message(f"trial {trial_id} {done}")
+    print_done(changed, f"trial {trial_id} {done}", as_json=as_json)

@@ -64,7 +64,7 @@ def print_trials(trials: Trials) -> None:
             print_message(f"{head} is {name}")
     if left_out:
         names = ", ".join(heads[head] for head in left_out)
-        print_message(f"no room in this terminal for {names}; --csv and --json have all")
+        print_message(f"the terminal is too narrow for {names}; --csv and --json print all")
 
 
 def csv_lines(trials: Trials) -> str:

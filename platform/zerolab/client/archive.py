@@ -35,7 +35,7 @@ _IGNORE_FILES = (".gitignore", ".zerolabignore")  # later lines win
 _ALWAYS_IGNORED = (
     ".git/", ".hg/", ".svn/", ".venv/", "node_modules/", ".zerolab/",
     "__pycache__/", "*.py[co]", ".ipynb_checkpoints/", ".mypy_cache/", ".ruff_cache/",
-    ".pytest_cache/", ".DS_Store",
+    ".pytest_cache/", ".DS_Store", "agent.token",
 )  # fmt: skip
 _HEADER_BYTES = 4096  # upper estimate of a tar member's header
 _DESCRIPTION_EFFORT = 50_000**2  # bytes squared; 20,000 files with 353 bytes each
@@ -63,16 +63,28 @@ class _IgnoreRules(NamedTuple):
 
 
 def pack(model_dir: str | Path, *, max_bytes: int = ARCHIVE_BYTES) -> bytes:
-    """Pack a model directory.
+    """Pack a model directory into an archive.
 
-    The same files always give the same bytes.
+    The same files always give the same bytes. ``.zerolabignore`` and ``.gitignore`` exclude files.
 
     Args:
         model_dir: The directory with the user's code.
         max_bytes: Maximum total size of the files.
 
+    Returns:
+        The archive as tar.gz, for :meth:`Client.create_experiment`.
+
     Raises:
         ConfigError: If the directory is missing, has no files to pack, or too many.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from zerolab.client.archive import pack, unpack
+        >>> Path("model").mkdir(exist_ok=True)
+        >>> size = Path("model/train.py").write_text("print('training')")
+        >>> unpack(pack("model"), "copy")
+        >>> Path("copy/train.py").read_text()
+        "print('training')"
     """
     if not isinstance(model_dir, str | os.PathLike):
         problem = f"model_dir: must be a path, got {model_dir!r}"
@@ -97,13 +109,25 @@ def pack(model_dir: str | Path, *, max_bytes: int = ARCHIVE_BYTES) -> bytes:
 
 
 def unpack(archive: bytes, directory: str | Path, *, max_bytes: int = ARCHIVE_BYTES) -> None:
-    """Unpack an archive of :func:`pack` into a directory that is empty or missing.
+    """Unpack an archive of :func:`pack` into an empty or missing directory.
 
     Nothing is written outside ``directory``, and only plain files and directories are created.
+
+    Args:
+        archive: The archive as tar.gz.
+        directory: Target directory.
+        max_bytes: Maximum total size of the files.
 
     Raises:
         ConfigError: If the archive is damaged, too large, or has a member with an invalid name or
             type; or if ``directory`` is not empty.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from zerolab.client.archive import pack, unpack
+        >>> Path("notes").mkdir()
+        >>> size = Path("notes/readme.txt").write_text("text")
+        >>> unpack(pack("notes"), "unpacked")
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -173,7 +197,7 @@ def _members(
             executable = bool(status.st_mode & stat.S_IXUSR)
             yield _Member(str(name), Path(entry.path), status.st_size, executable)
         else:
-            logger.warning("%s is left out: not a file, nor a link to one", entry.path)
+            logger.warning("%s is skipped: neither a file nor a link to a file", entry.path)
 
 
 def _ignores_of(directory: Path, prefix: PurePosixPath) -> Iterator[_IgnoreRules]:
@@ -217,7 +241,7 @@ def _check_size(model_dir: Path, members: Sequence[_Member], max_bytes: int) -> 
         listed = ", ".join(f"{member.name} ({size_text(member.size)})" for member in largest)
         problems.append(
             f"{model_dir}: must hold at most {size_text(max_bytes)}, holds {size_text(total)}; "
-            f"name what the trial does not need in .zerolabignore; the largest: {listed}"
+            f"list unneeded files in .zerolabignore; the largest: {listed}"
         )
     if problems:
         raise ConfigError("model directory", problems)

@@ -1,8 +1,6 @@
 """Client methods for the routes of the server, which raise Zerolab's errors.
 
-Requests and responses are those of the REST reference. A method returns the JSON resource as a
-dictionary. Metric values that are not finite are the strings ``NaN``, ``Infinity`` and
-``-Infinity``.
+Requests and responses are those of the REST reference.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,109 +34,432 @@ __all__ = ["Client", "Event", "Json"]
 class Client(Transport):
     """Client of one server, over a connection that threads may share.
 
-    ``Client()`` connects to the server of this installation, or to the one that the environment
-    names.
+    Use it in a ``with`` block, or call :meth:`close`.
+
+    A method returns the JSON resource of the REST reference as a dictionary. Times are texts in ISO
+    8601, UTC. Metric values that are not finite are the texts ``NaN``, ``Infinity`` and
+    ``-Infinity``.
 
     Every method raises :class:`UnreachableError` if the server does not respond,
     :class:`ForbiddenError` if the token is not accepted, and otherwise the error of
     :mod:`zerolab.errors` that the response names.
+
+    Args:
+        url: Address of the server, e.g. ``http://127.0.0.1:8080``. By default address and token
+            come from ``ZEROLAB_MASTER`` and ``ZEROLAB_TOKEN``, from the run that the process is
+            part of, or from the server of the data directory.
+        token: Token of the server, sent with every request.
+        timeout_s: Maximum wait for a response, in seconds; long polls add their own wait.
+        newer_token: Returns the current token if the server rejects the known one, which may
+            have been renewed.
+
+    Raises:
+        ConfigError: If the address is invalid, or no server is found.
+
+    Example:
+        >>> with zerolab.Client() as client:
+        ...     for trial in client.trials(1, sort="metric", limit=1):
+        ...         print(trial["id"], trial["hparams"], trial["best_validation"])
+        1 {'lr': 0.1} 0.01
     """
 
     # -- the server itself -------------------------------------------------------------------
 
     def info(self) -> Json:
-        """Return the server's version, start time and cluster."""
+        """Return the server's version, start time and cluster.
+
+        Returns:
+            ``version``, ``home``, ``database`` and ``started_at`` (str); ``cluster`` with the
+            numbers ``agents``, ``slots`` and ``free_slots``.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.info()["cluster"]["agents"]
+            1
+        """
         return self.get("/info")
 
     def agents(self) -> list[Json]:
-        """List the agents and their slots."""
+        """List the agents and their slots.
+
+        Returns:
+            One dict per agent: ``id``, ``name``, ``host``, ``pool``, ``state`` (``ready``,
+            ``disabled``, ``draining``, ``leaving``, ``silent`` or ``gone``), and ``slots``, a list
+            of dicts with ``id``, ``device``, ``run_id``, ``enabled`` and ``down``.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> [slot["device"] for slot in client.agents()[0]["slots"]]
+            ['cpu', 'cpu']
+        """
         return self._unpaged_list("/agents", "agents")
 
     def agent_action(self, agent_id: int, action: str, **options: Any) -> Json:
-        """Disable or enable an agent, or some of its ``slots``; ``drain`` lets runs finish."""
+        """Disable or enable an agent, or some of its slots.
+
+        Args:
+            agent_id: Id of the agent.
+            action: ``disable`` or ``enable``.
+            options: ``slots``: list of slot ids, all by default. ``drain=True`` with ``disable``:
+                runs finish; otherwise they checkpoint and continue elsewhere.
+
+        Returns:
+            The agent, as in :meth:`agents`.
+
+        Raises:
+            NotFoundError: If the agent or the action does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.agent_action(1, "disable", drain=True)["enabled"]
+            False
+        """
         body = {key: value for key, value in options.items() if value is not None}
         return resource(self.post(f"/agents/{agent_id}/{action}", body), "agent")
 
     def delete_agent(self, agent_id: int) -> None:
-        """Remove an agent that has left."""
+        """Remove an agent that has left.
+
+        Args:
+            agent_id: Id of the agent.
+
+        Raises:
+            NotFoundError: If it does not exist.
+            ConflictError: If it has not left.
+
+        Example:
+            >>> from zerolab.contract.messages import AgentRegistration, SlotInfo
+            >>> client = zerolab.Client()
+            >>> registration = AgentRegistration("host-2", "host-2", [SlotInfo(0, "cpu")], "test")
+            >>> agent_id = client.register_agent(registration)
+            >>> client.leave(agent_id, done=True)
+            >>> client.delete_agent(agent_id)
+        """
         self._send("DELETE", f"/agents/{agent_id}")
 
     def jobs(self, pool: str | None = None) -> list[Json]:
-        """List the jobs that wait for slots or use them, in the order of the queue."""
+        """List the jobs, which are experiments that have not ended.
+
+        Args:
+            pool: Name of a resource pool; None for all.
+
+        Returns:
+            One dict per job, in the order of the queue: ``experiment_id``, ``name``, ``state``,
+            ``pool``, ``place`` (from 1), ``priority`` (1 to 99, smaller first), ``weight``,
+            ``max_slots``, ``queued_trials``, ``running_trials``, ``held_slots`` and
+            ``waiting_reason`` (str or None).
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> [job["name"] for job in client.jobs()]
+            ['waiting', 'waiting longer']
+        """
         return self._unpaged_list("/jobs", "jobs", pool=pool)
 
     def move_job(self, experiment_id: int, **target: int | None) -> Json:
-        """Put a job ``ahead_of`` another one, or ``behind`` it."""
+        """Put a job before or behind another one.
+
+        Args:
+            experiment_id: Experiment to move.
+            target: ``ahead_of`` or ``behind``, with the id of another experiment of the same pool.
+
+        Returns:
+            The job, as in :meth:`jobs`, with the priority of the other one.
+
+        Raises:
+            NotFoundError: If one of the experiments does not exist.
+            ConflictError: If one of them has ended.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.move_job(3, ahead_of=2)["place"]
+            1
+        """
         body = {key: value for key, value in target.items() if value is not None}
         return resource(self.post(f"/jobs/{experiment_id}/move", body), "job")
 
     def patch_job(self, experiment_id: int, **changes: Any) -> Json:
-        """Change a job's ``priority``, ``weight`` or ``max_slots``."""
+        """Change the priority, weight or slot limit of a job.
+
+        Args:
+            experiment_id: Id of the experiment.
+            changes: ``priority`` (1 to 99, smaller first), ``weight`` (more than 0), ``max_slots``
+                (None for no limit).
+
+        Returns:
+            The job, as in :meth:`jobs`.
+
+        Raises:
+            NotFoundError: If the experiment does not exist.
+            ConflictError: If it has ended.
+            ConfigError: If a value is invalid.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.patch_job(3, priority=10, max_slots=4)["priority"]
+            10
+        """
         return resource(self._send("PATCH", f"/jobs/{experiment_id}", json=changes).json(), "job")
 
     def pools(self) -> list[Json]:
-        """List the resource pools."""
+        """List the resource pools and their free slots.
+
+        Returns:
+            One dict per pool: ``name``, ``policy``, ``agents``, ``slots``, ``free_slots``, ``jobs``
+            and ``max_slots``.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.pools()[0]["name"]
+            'default'
+        """
         return self._unpaged_list("/pools", "pools")
 
     def put_pool(self, name: str, policy: str) -> Json:
-        """Set the scheduling policy of a pool."""
+        """Set the scheduling policy of a pool.
+
+        Args:
+            name: Name of the pool; it may have no agents yet.
+            policy: ``fair_share``, ``priority`` or ``fifo``.
+
+        Returns:
+            The pool, as in :meth:`pools`.
+
+        Raises:
+            ConfigError: If the policy is unknown.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.put_pool("default", "priority")["policy"]
+            'priority'
+        """
         return resource(
             self._send("PUT", _path("pools", name), json={"policy": policy}).json(), "pool"
         )
 
     def quotas(self) -> list[Json]:
-        """List the quotas with the slots in use."""
+        """List the quotas with the slots in use.
+
+        Returns:
+            One dict per quota: ``group`` (``pool:NAME`` or ``label:NAME``), ``max_slots`` and
+            ``held_slots``.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.quotas()
+            []
+        """
         return self._unpaged_list("/quotas", "quotas")
 
     def put_quota(self, kind: str, name: str, max_slots: int) -> Json:
-        """Limit the total slots of the jobs of a pool, or with a label."""
+        """Limit the slots of all jobs of a pool or label.
+
+        Args:
+            kind: ``pool`` or ``label``.
+            name: Name of the pool, or the label.
+            max_slots: Maximum number of slots that these jobs hold together.
+
+        Returns:
+            The quota, as in :meth:`quotas`.
+
+        Raises:
+            ConfigError: If a value is invalid.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.put_quota("label", "students", 4)
+            {'group': 'label:students', 'max_slots': 4, 'held_slots': 0}
+        """
         response = self._send("PUT", _path("quotas", kind, name), json={"max_slots": max_slots})
         return resource(response.json(), "quota")
 
     def delete_quota(self, kind: str, name: str) -> None:
-        """Remove a quota."""
+        """Remove the quota of a pool or label.
+
+        Args:
+            kind: ``pool`` or ``label``.
+            name: Name of the pool, or the label.
+
+        Raises:
+            NotFoundError: If there is no such quota.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> quota = client.put_quota("label", "guests", 2)
+            >>> client.delete_quota("label", "guests")
+        """
         self._send("DELETE", _path("quotas", kind, name))
 
     def models(self) -> list[Json]:
-        """List the models of the registry, with their versions."""
+        """List the models of the registry, with their versions.
+
+        Returns:
+            One dict per model, as in :meth:`model`.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.models()
+            []
+        """
         return self._unpaged_list("/models", "models")
 
     def model(self, name: str) -> Json:
-        """Read one model of the registry."""
+        """Read one model of the registry.
+
+        Args:
+            name: Name of the model.
+
+        Returns:
+            ``name``, ``description``, ``created_at``, and ``versions``, a list of dicts with
+            ``version`` (from 1), ``checkpoint`` (uuid), ``experiment_id``, ``trial_id``,
+            ``steps_completed``, ``size_bytes``, ``metrics`` and ``notes``.
+
+        Raises:
+            NotFoundError: If it does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> model = client.create_model("reader")
+            >>> client.model("reader")["versions"]
+            []
+        """
         return resource(self.get(_path("models", name)), "model")
 
     def create_model(self, name: str, description: str = "") -> Json:
-        """Add a model to the registry."""
+        """Add a model without versions to the registry.
+
+        Args:
+            name: Name of the model.
+            description: Description for readers.
+
+        Returns:
+            The model, as in :meth:`model`.
+
+        Raises:
+            ConflictError: If the name exists.
+            ConfigError: If the name is invalid.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.create_model("digits", "Reads handwritten digits")["name"]
+            'digits'
+        """
         return resource(self.post("/models", {"name": name, "description": description}), "model")
 
     def register_version(self, name: str, checkpoint: str, notes: str = "") -> Json:
-        """Make a checkpoint the next version of a model, and return the model."""
+        """Make a checkpoint the next version of a model.
+
+        Retention then keeps the checkpoint.
+
+        Args:
+            name: Name of the model.
+            checkpoint: Uuid of the checkpoint.
+            notes: Notes for readers.
+
+        Returns:
+            The model, as in :meth:`model`.
+
+        Raises:
+            NotFoundError: If the model does not exist.
+            ConfigError: If the checkpoint does not exist, or files of it were removed.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> model = client.create_model("best-digits")
+            >>> uuid = client.best_checkpoint(1)["checkpoint"]["uuid"]
+            >>> model = client.register_version("best-digits", uuid, "first release")
+            >>> model["versions"][0]["version"]
+            1
+        """
         body = {"checkpoint": checkpoint, "notes": notes}
         return resource(self.post(_path("models", name, "versions"), body), "model")
 
     def remove_version(self, name: str, version: int) -> None:
-        """Remove a version from the registry."""
+        """Remove a version from the registry; its checkpoint stays.
+
+        Args:
+            name: Name of the model.
+            version: Number of the version.
+
+        Raises:
+            NotFoundError: If it does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> model = client.create_model("old-digits")
+            >>> uuid = client.best_checkpoint(1)["checkpoint"]["uuid"]
+            >>> model = client.register_version("old-digits", uuid)
+            >>> client.remove_version("old-digits", 1)
+        """
         self._send("DELETE", _path("models", name, "versions", str(version)))
 
     def remove_model(self, name: str) -> None:
-        """Remove a model from the registry."""
+        """Remove a model from the registry; its checkpoints stay.
+
+        Args:
+            name: Name of the model.
+
+        Raises:
+            NotFoundError: If it does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> model = client.create_model("mistake")
+            >>> client.remove_model("mistake")
+        """
         self._send("DELETE", _path("models", name))
 
     def login_link(self) -> str:
-        """Create a link that opens the web page once, without a password."""
+        """Create a link that opens the web page once, without a password.
+
+        Returns:
+            The URL; it is valid for five minutes.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.login_link()
+            'http://127.0.0.1:.../login?code=...'
+        """
         link = str(self.post("/login-links")["url"])
         return link if "://" in link else f"{self.url}{link}"
 
     def log_out(self) -> None:
-        """Sign every browser out."""
+        """Sign out every browser of this server.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.log_out()
+        """
         self._send("POST", "/logout")
 
     def renew_token(self) -> str:
-        """Replace the token of the server, and return the new one."""
+        """Replace the token of the server, and return the new one.
+
+        The old token is invalid from then on. Call :meth:`use_token` to use the new one here.
+
+        Returns:
+            The new token.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.use_token(client.renew_token())
+        """
         return str(self.post("/token")["token"])
 
     def agent_token(self, *, renew: bool = False) -> str:
-        """Return the join token of agents; with ``renew``, replace it first."""
+        """Return the join token of agents.
+
+        Args:
+            renew: Replace the token first; the old one is invalid from then on.
+
+        Returns:
+            The token, for ``zerolab agent start`` on other machines.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.agent_token() == client.agent_token()
+            True
+        """
         response = self.post("/agent-token") if renew else self.get("/agent-token")
         return str(response["token"])
 
@@ -152,19 +473,34 @@ class Client(Transport):
         activate: bool = True,
         test: bool = False,
     ) -> Json:
-        """Submit an experiment.
+        """Submit an experiment and its model directory.
 
         Args:
             config: Content of the experiment file. Tuples, paths, numbers and arrays of numpy, and
-            OmegaConf nodes are converted.
+                OmegaConf nodes are converted.
             archive: The model directory: its path, the path of an archive, or the result of
-            :func:`zerolab.client.archive.pack`.
+                :func:`zerolab.client.archive.pack`.
             activate: Start it; otherwise it is paused.
             test: Run one batch, one validation and one checkpoint only.
+
+        Returns:
+            The experiment, as in :meth:`experiment`; with ``warnings``, if there are any.
 
         Raises:
             ConfigError: If ``config`` or its engine configuration is invalid, with all problems; or
                 if a text is not valid UTF-8.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> config = {
+            ...     "name": "one-run",
+            ...     "entrypoint": "python train.py",
+            ...     "hyperparameters": {"lr": 0.1},
+            ...     "searcher": {"name": "single", "metric": "loss"},
+            ... }
+            >>> experiment = client.create_experiment(config, "model", activate=False)
+            >>> experiment["name"], experiment["state"]
+            ('one-run', 'PAUSED')
         """
         content = archive if isinstance(archive, bytes) else _read_archive(Path(archive))
         try:
@@ -189,45 +525,198 @@ class Client(Transport):
 
         Args:
             config: Content of the experiment file.
-            times: ``seconds_per_batch``, ``seconds_per_epoch`` or ``like``, if known.
+            times: ``seconds_per_batch``, ``seconds_per_epoch`` or ``like`` (id of an experiment),
+                if known.
 
         Returns:
-            Trials by length, and their cost, as ``SearchPreview`` of the REST API.
+            ``outline`` (str), ``trials``, ``lengths`` (a list of dicts with ``length`` and
+            ``trials``), ``total_length``, ``most_length``, ``slot_hours``, ``premise`` and
+            ``warnings``. Unknown numbers are None.
+
+        Raises:
+            ConfigError: If ``config`` is invalid.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> config = {
+            ...     "entrypoint": "python train.py",
+            ...     "hyperparameters": {"lr": {"type": "log", "minval": -4, "maxval": -1}},
+            ...     "searcher": {"name": "random", "metric": "loss", "max_trials": 8,
+            ...                  "max_length": {"batches": 900}},
+            ... }
+            >>> preview = client.preview(config, seconds_per_batch=0.5)
+            >>> preview["trials"], preview["total_length"], preview["slot_hours"]
+            (8, 7200, 1.0)
         """
         body = {"config": _to_json(dict(config)), **times}
         return resource(self.post("/experiments/preview", body), "preview")
 
     def search_events(self, experiment_id: int, after: int, wait_s: float) -> Json:
-        """Wait for events of an external searcher, and return them."""
+        """Wait for events of an external searcher, and return them.
+
+        :func:`zerolab.client.search.serve` calls it for a Python class.
+
+        Args:
+            experiment_id: Id of an experiment with ``searcher.name: custom``.
+            after: Id of the last handled event; 0 at the start.
+            wait_s: Maximum wait for an event, in seconds.
+
+        Returns:
+            ``events``: a list of dicts with ``id``, ``kind`` (``created``, ``validated``,
+            ``exited`` or ``exited_early``), ``trial_id``, ``metric``, ``length`` and ``reason``;
+            ``handled`` (int) and ``over`` (bool).
+
+        Raises:
+            NotFoundError: If the experiment does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> config = {"entrypoint": "python train.py", "hyperparameters": {"lr": 0.1},
+            ...           "searcher": {"name": "custom", "metric": "loss", "max_length": 10}}
+            >>> experiment = client.create_experiment(config, "model")
+            >>> client.search_events(experiment["id"], after=0, wait_s=0)["events"]
+            []
+        """
         params = {"after": after, "wait_s": wait_s}
         path = f"/experiments/{experiment_id}/searcher/events"
         response: Json = self._get(path, params, extra_s=wait_s).json()
         return response
 
     def search_operations(self, experiment_id: int, body: Mapping[str, Any]) -> Json:
-        """Send operations of an external searcher; repeated calls have no further effect."""
+        """Send operations of an external searcher; repeated calls have no further effect.
+
+        Args:
+            experiment_id: Id of an experiment with ``searcher.name: custom``.
+            body: ``after`` and ``handled`` (ids of events), ``operations`` (a list of dicts with
+                ``kind``), and ``progress`` (0 to 1, optional).
+
+        Returns:
+            ``handled``: id of the last event that operations have handled.
+
+        Raises:
+            NotFoundError: If the experiment does not exist.
+            ConflictError: If its searcher is not ``custom``.
+            ConfigError: If an operation is invalid.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> config = {"entrypoint": "python train.py", "hyperparameters": {"lr": 0.1},
+            ...           "searcher": {"name": "custom", "metric": "loss", "max_length": 10}}
+            >>> experiment = client.create_experiment(config, "model")
+            >>> create = {"kind": "create", "trial_id": 1, "hparams": {"lr": 0.1}, "trial_seed": 0}
+            >>> body = {"after": -1, "handled": 0, "operations": [create]}
+            >>> client.search_operations(experiment["id"], body)["handled"]
+            0
+        """
         path = f"/experiments/{experiment_id}/searcher/operations"
         return self.post(path, body, repeatable=True)
 
     def searcher(self, experiment_id: int) -> Json:
-        """Return the state of a search and its trials."""
+        """Return the state of a search and its trials.
+
+        Args:
+            experiment_id: Id of the experiment.
+
+        Returns:
+            ``name``, ``unit``, ``metric``, ``smaller_is_better``, ``done``, ``progress`` (0 to 1),
+            and ``brackets``, a list of dicts with ``trials`` and ``rungs``. Empty ``brackets``: the
+            searcher does not compare trials during training.
+
+        Raises:
+            NotFoundError: If the experiment does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.searcher(1)["name"], client.searcher(1)["done"]
+            ('grid', True)
+        """
         return resource(self.get(f"/experiments/{experiment_id}/searcher"), "searcher")
 
     def experiments(self, **filters: str | int | bool | None) -> list[Json]:
-        """List experiments; ``state``, ``name``, ``sort``, ``archived`` narrow the list."""
+        """List experiments, the newest first.
+
+        Args:
+            filters: ``state``, ``name`` (a part of it), ``label``, ``archived`` (bool), ``sort`` (a
+                field, with ``-`` before it for descending order), ``limit`` (one page of that
+                size).
+
+        Returns:
+            One dict per experiment, as in :meth:`experiment`.
+
+        Raises:
+            ConfigError: If a filter is unknown or invalid.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> [experiment["name"] for experiment in client.experiments(state="COMPLETED")]
+            ['digits']
+        """
         return self._list("/experiments", "experiments", filters)
 
     def experiment(self, experiment_id: int) -> Json:
-        """Return one experiment."""
+        """Return an experiment by its id.
+
+        Args:
+            experiment_id: Id of the experiment.
+
+        Returns:
+            ``id``, ``name``, ``state`` (``ACTIVE``, ``PAUSED``, ``STOPPING_...``, ``COMPLETED``,
+            ``CANCELED`` or ``ERROR``), ``config`` (complete, with defaults), ``progress`` (0 to 1),
+            ``num_trials``, ``failed_trials``, ``best_trial_id``, ``best_validation``,
+            ``waiting_reason``, ``error``, and the other fields of the REST reference.
+
+        Raises:
+            NotFoundError: If it does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> experiment = client.experiment(1)
+            >>> experiment["state"], experiment["num_trials"], experiment["best_validation"]
+            ('COMPLETED', 2, 0.01)
+        """
         return resource(self.get(f"/experiments/{experiment_id}"), "experiment")
 
     def patch_experiment(self, experiment_id: int, **changes: Any) -> Json:
-        """Change an experiment's name, description, labels or notes."""
+        """Change an experiment's name, description, labels or notes.
+
+        Args:
+            experiment_id: Id of the experiment.
+            changes: ``name``, ``description``, ``notes`` (str), ``labels`` (list of str),
+                ``archived`` (bool).
+
+        Returns:
+            The experiment, as in :meth:`experiment`.
+
+        Raises:
+            NotFoundError: If it does not exist.
+            ConfigError: If a value is invalid.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.patch_experiment(1, labels=["baseline"], notes="first try")["labels"]
+            ['baseline']
+        """
         path = f"/experiments/{experiment_id}"
         return resource(self._send("PATCH", path, json=changes).json(), "experiment")
 
     def delete_experiment(self, experiment_id: int) -> None:
-        """Delete an experiment that has ended, with everything that belongs to it."""
+        """Delete an experiment that has ended, with everything that belongs to it.
+
+        Args:
+            experiment_id: Id of the experiment.
+
+        Raises:
+            NotFoundError: If it does not exist.
+            ConflictError: If it has not ended, or a model of the registry needs a checkpoint of it.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> config = {"entrypoint": "python train.py", "hyperparameters": {"lr": 0.1},
+            ...           "searcher": {"name": "single", "metric": "loss"}}
+            >>> experiment = client.create_experiment(config, "model", activate=False)
+            >>> experiment = client.experiment_action(experiment["id"], "kill")
+            >>> client.delete_experiment(experiment["id"])
+        """
         self._send("DELETE", f"/experiments/{experiment_id}")
 
     def experiment_action(
@@ -244,17 +733,62 @@ class Client(Transport):
             The experiment; the new one for ``fork``.
 
         Raises:
-            ConflictError: If its state does not allow it; the message says what to do.
+            NotFoundError: If the experiment does not exist.
+            ConfigError: If the action is unknown.
+            ConflictError: If its state does not allow it; the message states the remedy.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> overrides = {"config": {"name": "digits-2"}, "activate": False}
+            >>> client.experiment_action(1, "fork", overrides)["name"]
+            'digits-2'
         """
         response = self.post(f"/experiments/{experiment_id}/{action}", body)
         return resource(response, "experiment")
 
     def trials(self, experiment_id: int, **filters: str | int | bool | None) -> list[Json]:
-        """List an experiment's trials; ``state``, ``sort``, ``archived`` narrow the list."""
+        """List the trials of an experiment, the oldest first.
+
+        Args:
+            experiment_id: Id of the experiment.
+            filters: ``state``, ``archived`` (bool), ``sort`` (``metric`` for the best first, or a
+                column such as ``-hparams.lr``), ``where`` (conditions as JSON), ``limit``.
+
+        Returns:
+            One dict per trial, as in :meth:`trial`. ``pandas.json_normalize`` makes a table of
+            them.
+
+        Raises:
+            NotFoundError: If the experiment does not exist.
+            ConfigError: If a filter is unknown or invalid.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> [(trial["hparams"]["lr"], trial["best_validation"]) for trial in client.trials(1)]
+            [(0.1, 0.01), (0.2, 0.02)]
+        """
         return self._list(f"/experiments/{experiment_id}/trials", "trials", filters)
 
     def trial(self, trial_id: int) -> Json:
-        """Return one trial."""
+        """Return a trial by its id.
+
+        Args:
+            trial_id: Id of the trial, unique over all experiments.
+
+        Returns:
+            ``id``, ``experiment_id``, ``state`` (``QUEUED``, ``RUNNING``, ``STOPPING``, ``PAUSED``,
+            ``COMPLETED``, ``CANCELED`` or ``ERROR``), ``hparams``, ``seed``, ``steps_completed``,
+            ``progress`` (0 to 1), ``best_validation``, ``latest_checkpoint``, ``best_checkpoint``
+            (uuid or None), ``slot_seconds``, ``error``, and the other fields of the REST reference.
+
+        Raises:
+            NotFoundError: If it does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.trial(1)["steps_completed"]
+            10
+        """
         return resource(self.get(f"/trials/{trial_id}"), "trial")
 
     def trial_action(
@@ -271,21 +805,77 @@ class Client(Transport):
             The trial; the new experiment for ``fork``.
 
         Raises:
-            ConflictError: If its state does not allow it; the message says what to do.
+            NotFoundError: If the trial does not exist.
+            ConfigError: If the action is unknown.
+            ConflictError: If its state does not allow it; the message states the remedy.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.trial_action(1, "archive")["archived"]
+            True
         """
         response = self.post(f"/trials/{trial_id}/{action}", body)
         return resource(response, "experiment" if action == "fork" else "trial")
 
     def delete_trial(self, trial_id: int) -> None:
-        """Delete a trial of an experiment that has ended, with all its data."""
+        """Delete a trial and all its data; its experiment must have ended.
+
+        Args:
+            trial_id: Id of the trial.
+
+        Raises:
+            NotFoundError: If it does not exist.
+            ConflictError: If its experiment has not ended, or a checkpoint of it is needed.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> try:
+            ...     client.delete_trial(1000)
+            ... except zerolab.errors.NotFoundError as error:
+            ...     print(error)
+            there is no trial 1000
+        """
         self._send("DELETE", f"/trials/{trial_id}")
 
     def kill_trial(self, trial_id: int) -> Json:
-        """Stop a trial immediately."""
+        """Stop a trial immediately, without a checkpoint.
+
+        A trial that has ended stays unchanged.
+
+        Args:
+            trial_id: Id of the trial.
+
+        Returns:
+            The trial, as in :meth:`trial`.
+
+        Raises:
+            NotFoundError: If it does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> trial = client.trials(2)[0]
+            >>> client.kill_trial(trial["id"])["state"]
+            'CANCELED'
+        """
         return self.trial_action(trial_id, "kill")
 
     def metric_names(self, trial_id: int) -> list[Json]:
-        """List the metrics that a trial has reported: ``group`` and ``name``."""
+        """List the metrics that a trial has reported.
+
+        Args:
+            trial_id: Id of the trial.
+
+        Returns:
+            One dict per metric: ``group`` and ``name``.
+
+        Raises:
+            NotFoundError: If the trial does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> [metric for metric in client.metric_names(1) if metric["group"] != "system"]
+            [{'group': 'training', 'name': 'loss'}, {'group': 'validation', 'name': 'loss'}]
+        """
         names: list[Json] = self.get(f"/trials/{trial_id}/metric-names")["names"]
         return names
 
@@ -297,9 +887,27 @@ class Client(Transport):
         max_points: int | None = None,
         first: int | None = None,
     ) -> list[Json]:
-        """Return a trial's curves from step ``first`` on: ``group``, ``name``, ``points``.
+        """Return the curves of a trial's metrics.
 
-        A point is ``[step, value]``, or the mean of several if there are more than ``max_points``.
+        Args:
+            trial_id: Id of the trial.
+            group: ``training``, ``validation`` or ``system``; None for all.
+            names: Names of the metrics; all by default.
+            max_points: Maximum number of points per curve; neighboring points are merged.
+            first: First step; None for the beginning.
+
+        Returns:
+            One dict per metric: ``group``, ``name``, ``points`` (a list of ``[step, value]``, the
+            mean of merged points), and ``band`` (``[step, minimum, maximum, mean]`` of merged
+            points, or None).
+
+        Raises:
+            NotFoundError: If the trial does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.metrics(1, "validation", ["loss"])[0]["points"]
+            [[10, 0.01]]
         """
         params = {
             "group": group,
@@ -311,70 +919,315 @@ class Client(Transport):
         return curves
 
     def export_metrics(self, experiment_id: int, **params: str | int | None) -> Iterator[bytes]:
-        """Stream a file with all points of an experiment."""
+        """Stream a file with all points of an experiment.
+
+        Args:
+            experiment_id: Id of the experiment.
+            params: ``format`` (``ndjson`` or ``csv``), ``group``.
+
+        Yields:
+            Pieces of the file. A line has trial, group, name, step, value and time (seconds since
+            1970).
+
+        Raises:
+            NotFoundError: If the experiment does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> file = b"".join(client.export_metrics(1, format="csv", group="validation"))
+            >>> file.decode().splitlines()[0]
+            'trial_id,group,name,step,value,time_s'
+        """
         path = f"{PREFIX}/experiments/{experiment_id}/metrics/export"
         yield from self._download(path, params)
 
     def experiment_checkpoints(self, experiment_id: int) -> list[Json]:
-        """List an experiment's checkpoints."""
+        """List the checkpoints of an experiment.
+
+        Args:
+            experiment_id: Id of the experiment.
+
+        Returns:
+            One dict per checkpoint, as in :meth:`checkpoint`.
+
+        Raises:
+            NotFoundError: If the experiment does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> sum(checkpoint["size_bytes"] for checkpoint in client.experiment_checkpoints(1))
+            14
+        """
         return self._list(f"/experiments/{experiment_id}/checkpoints", "checkpoints")
 
     def checkpoint_totals(self, experiment_id: int) -> tuple[int, int]:
-        """Return the number of an experiment's checkpoints, and their bytes."""
+        """Return the number of an experiment's checkpoints, and their size.
+
+        Args:
+            experiment_id: Id of the experiment.
+
+        Returns:
+            Number of checkpoints, and bytes of all their files.
+
+        Raises:
+            NotFoundError: If the experiment does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.checkpoint_totals(1)
+            (2, 14)
+        """
         page = self.get(f"/experiments/{experiment_id}/checkpoints", limit=1)
         return int(page["count"]), int(page["size_bytes"])
 
     def trial_checkpoints(self, trial_id: int) -> list[Json]:
-        """List a trial's checkpoints."""
+        """List the checkpoints of a trial.
+
+        Args:
+            trial_id: Id of the trial.
+
+        Returns:
+            One dict per checkpoint, as in :meth:`checkpoint`.
+
+        Raises:
+            NotFoundError: If the trial does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.trial_checkpoints(1)[0]["steps_completed"]
+            10
+        """
         return self._list(f"/trials/{trial_id}/checkpoints", "checkpoints")
 
     def best_checkpoint(self, experiment_id: int) -> Json:
-        """Return the best ``checkpoint`` of an experiment, its ``validation``, and a ``note``."""
+        """Return the best checkpoint of an experiment.
+
+        Args:
+            experiment_id: Id of the experiment.
+
+        Returns:
+            ``checkpoint`` (as in :meth:`checkpoint`, None if no checkpoint has a validation at its
+            step), its ``validation`` (the searcher's metric), and ``note`` (str or None).
+
+        Raises:
+            NotFoundError: If the experiment does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> best = client.best_checkpoint(1)
+            >>> best["checkpoint"]["trial_id"], best["validation"]
+            (1, 0.01)
+        """
         response = self.get(f"/experiments/{experiment_id}/best-checkpoint")
         return resource(response, "best_checkpoint")
 
     def trial_best_checkpoint(self, trial_id: int) -> Json:
-        """Return the best ``checkpoint`` of a trial, its ``validation``, and a ``note``."""
+        """Return the best checkpoint of a trial.
+
+        Args:
+            trial_id: Id of the trial.
+
+        Returns:
+            The dict of :meth:`best_checkpoint`.
+
+        Raises:
+            NotFoundError: If the trial does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.trial_best_checkpoint(2)["validation"]
+            0.02
+        """
         return resource(self.get(f"/trials/{trial_id}/best-checkpoint"), "best_checkpoint")
 
     def checkpoint(self, uuid: str) -> Json:
-        """Return one checkpoint."""
+        """Return a checkpoint by its uuid.
+
+        Args:
+            uuid: Uuid of the checkpoint.
+
+        Returns:
+            ``uuid``, ``trial_id``, ``experiment_id``, ``steps_completed``, ``state``
+            (``COMPLETED``, ``PARTIAL``, ``DELETED`` or ``ERROR``), ``size_bytes``, ``resources``
+            (file name to bytes), ``metadata``, ``metrics`` and ``path``.
+
+        Raises:
+            NotFoundError: If it does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> uuid = client.trial(1)["best_checkpoint"]
+            >>> client.checkpoint(uuid)["resources"]
+            {'model.txt': 7}
+        """
         return resource(self.get(_path("checkpoints", uuid)), "checkpoint")
 
     def checkpoint_file(self, uuid: str, name: str, first: int = 0) -> Iterator[bytes]:
-        """Stream a file of a checkpoint from byte ``first`` on."""
+        """Stream a file of a checkpoint.
+
+        Args:
+            uuid: Uuid of the checkpoint.
+            name: Path of the file inside the checkpoint.
+            first: First byte to send.
+
+        Yields:
+            Pieces of the file.
+
+        Raises:
+            NotFoundError: If the checkpoint or the file does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> uuid = client.trial(1)["best_checkpoint"]
+            >>> b"".join(client.checkpoint_file(uuid, "model.txt"))
+            b'weights'
+        """
         path = f"{PREFIX}/checkpoints/{uuid}/file"
         yield from self._download(path, {"name": name, "first": first})
 
     def remove_checkpoints(
         self, uuids: Sequence[str], globs: Sequence[str] = (), *, dry_run: bool = False
     ) -> Json:
-        """Remove checkpoints, or some of their files; return the removed ones."""
+        """Remove checkpoints, or some of their files.
+
+        Args:
+            uuids: Uuids of the checkpoints.
+            globs: Patterns of files to remove; empty removes all files.
+            dry_run: Change nothing.
+
+        Returns:
+            ``dry_run``; ``checkpoints``, a list of dicts with ``uuid``, ``trial_id``,
+            ``steps_completed``, ``whole`` (bool), ``files`` and ``size_bytes``; and ``size_bytes``
+            of all removed files.
+
+        Raises:
+            NotFoundError: If a checkpoint does not exist.
+            ConflictError: If a checkpoint is still needed, for example by a model of the registry.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> uuid = client.trial(2)["latest_checkpoint"]
+            >>> client.remove_checkpoints([uuid], dry_run=True)["size_bytes"]
+            7
+        """
         body = {"uuids": list(uuids), "globs": list(globs), "dry_run": dry_run}
         return self.post("/checkpoints/remove", body)
 
     def collect_checkpoints(
         self, experiment_id: int, policy: Mapping[str, int], *, dry_run: bool = False
     ) -> Json:
-        """Set an experiment's retention of checkpoints; return the removed ones."""
+        """Set an experiment's retention of checkpoints, and apply it.
+
+        Args:
+            experiment_id: Id of the experiment.
+            policy: ``save_experiment_best``, ``save_trial_best`` and ``save_trial_latest``: numbers
+                of checkpoints to keep; missing keys stay unchanged.
+            dry_run: Change nothing.
+
+        Returns:
+            Removed checkpoints, as in :meth:`remove_checkpoints`.
+
+        Raises:
+            NotFoundError: If the experiment does not exist.
+            ConfigError: If a number is invalid.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> policy = {"save_trial_latest": 0, "save_trial_best": 0}
+            >>> client.collect_checkpoints(1, policy, dry_run=True)["dry_run"]
+            True
+        """
         return self.post(f"/experiments/{experiment_id}/gc", {**policy, "dry_run": dry_run})
 
     def runs(self, trial_id: int) -> list[Json]:
-        """List the runs of a trial, the oldest first."""
+        """List the runs of a trial, the oldest first.
+
+        Args:
+            trial_id: Id of the trial.
+
+        Returns:
+            One dict per run: ``id``, ``state`` (``ASSIGNED``, ``RUNNING`` or ``EXITED``),
+            ``agents`` (names), ``created_at``, ``started_at``, ``ended_at``, ``exit_code``,
+            ``reason`` and ``failed`` (bool).
+
+        Raises:
+            NotFoundError: If the trial does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> [(run["state"], run["exit_code"]) for run in client.runs(1)]
+            [('EXITED', 0)]
+        """
         return self._unpaged_list(f"/trials/{trial_id}/runs", "runs")
 
     def trial_logs(self, trial_id: int, **filters: str | int | None) -> Json:
-        """Return a page of a trial's log lines: ``logs`` and ``next_after``."""
+        """Return a page of a trial's log lines.
+
+        Args:
+            trial_id: Id of the trial.
+            filters: ``tail`` (last N lines), ``after`` (id of a line), ``limit``, ``level`` (the
+                least), ``rank``.
+
+        Returns:
+            ``logs``: a list of dicts with ``id``, ``text``, ``time``, ``rank``, ``stream``
+            (``stdout``, ``stderr``, ``agent`` or ``server``), ``level`` and ``host``.
+            ``next_after``: value of ``after`` for the next page; None on the last page.
+
+        Raises:
+            NotFoundError: If the trial does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> [line["text"] for line in client.trial_logs(1, tail=1)["logs"]]
+            ['trained 10 batches']
+        """
         return self.get(f"/trials/{trial_id}/logs", **filters)
 
     def experiment_logs(self, experiment_id: int, **filters: str | int | None) -> Json:
-        """Return a page of an experiment's log lines: ``logs`` and ``next_after``."""
+        """Return a page of the log lines of an experiment's trials.
+
+        Args:
+            experiment_id: Id of the experiment.
+            filters: As for :meth:`trial_logs`.
+
+        Returns:
+            ``logs`` and ``next_after``, as for :meth:`trial_logs`.
+
+        Raises:
+            NotFoundError: If the experiment does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> len(client.experiment_logs(1)["logs"])
+            2
+        """
         return self.get(f"/experiments/{experiment_id}/logs", **filters)
 
     def events(
         self, experiment_id: int | None = None, *, after: str | None = None
     ) -> Iterator[Event]:
-        """Stream events until the connection ends; call again with the last id."""
+        """Stream events until the connection ends.
+
+        Call it again with the id of the last event to continue.
+
+        Args:
+            experiment_id: Id of the experiment; None for all experiments.
+            after: Id of the last known event; None begins with the present state.
+
+        Yields:
+            Events with ``id``, ``name`` (``experiment``, ``trial``, ``checkpoint``, ``log``,
+            ``metric`` or ``cluster``) and ``data`` (the resource).
+
+        Raises:
+            NotFoundError: If the experiment does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> for event in client.events(1):
+            ...     print(event.name, event.data["state"])
+            ...     break
+            experiment COMPLETED
+        """
         path = "/events" if experiment_id is None else f"/experiments/{experiment_id}/events"
         headers = {"Accept": "text/event-stream"}
         if after is not None:
@@ -385,8 +1238,22 @@ class Client(Transport):
     def import_metrics(self, content: bytes) -> Json:
         """Import the metrics file of a run without a server.
 
+        Args:
+            content: Content of ``metrics.jsonl``.
+
         Returns:
-            The experiment with these metrics.
+            The experiment with these metrics, as in :meth:`experiment`.
+
+        Raises:
+            ConfigError: If the content is not a metrics file.
+
+        Example:
+            >>> from pathlib import Path
+            >>> with zerolab.core.init(directory="run") as context:
+            ...     context.train.report_validation_metrics(1, {"loss": 0.5})
+            >>> client = zerolab.Client()
+            >>> client.import_metrics(Path("run/metrics.jsonl").read_bytes())["best_validation"]
+            0.5
         """
         headers = {"Content-Type": "application/x-ndjson"}
         response = self._send("POST", "/import", content=content, headers=headers)
@@ -397,11 +1264,24 @@ class Client(Transport):
     def register_agent(
         self, registration: AgentRegistration, *, use_join_token: bool = False
     ) -> int:
-        """Register an agent, or the same agent again; return its id.
+        """Register an agent, or the same agent again.
 
         Args:
             registration: Name and slots of the agent.
             use_join_token: Send the join token instead of the owner's token in later requests.
+
+        Returns:
+            Id of the agent.
+
+        Raises:
+            ConflictError: If another agent is connected under this name.
+
+        Example:
+            >>> from zerolab.contract.messages import AgentRegistration, SlotInfo
+            >>> client = zerolab.Client()
+            >>> registration = AgentRegistration("host-3", "host-3", [SlotInfo(0, "cpu")], "test")
+            >>> client.register_agent(registration)
+            3
         """
         response = self._send_typed("/agents", registration).json()
         if use_join_token and response.get("token"):
@@ -411,44 +1291,145 @@ class Client(Transport):
     def work(
         self, agent_id: int, version: int, wait_s: float = 30.0, identity: str | None = None
     ) -> AgentWork:
-        """Wait until an agent's work differs from ``version``; also the heartbeat."""
+        """Wait until an agent's work differs from a version; also the heartbeat.
+
+        Args:
+            agent_id: Id of the agent.
+            version: ``version`` of the last response; 0 at the start.
+            wait_s: Maximum wait, in seconds.
+            identity: Identity of the registration, if it had one.
+
+        Returns:
+            ``version``, and all ``runs`` that the agent must start or kill.
+
+        Raises:
+            NotFoundError: If the agent does not exist; it must register again.
+
+        Example:
+            >>> from zerolab.contract.messages import AgentRegistration, SlotInfo
+            >>> client = zerolab.Client()
+            >>> registration = AgentRegistration("host-4", "host-4", [SlotInfo(0, "cpu")], "test")
+            >>> agent_id = client.register_agent(registration)
+            >>> client.work(agent_id, version=0, wait_s=0).runs
+            []
+        """
         params = {"version": version, "wait_s": wait_s, "identity": identity}
         response = self._get(f"/agents/{agent_id}/work", params, extra_s=wait_s)
         return msgspec.json.decode(response.content, type=AgentWork)
 
     def leave(self, agent_id: int, *, done: bool) -> None:
-        """Report that an agent accepts no new run; with ``done``, that it has left."""
+        """Report that an agent accepts no new run.
+
+        Args:
+            agent_id: Id of the agent.
+            done: Whether its runs have ended and it has left.
+
+        Raises:
+            NotFoundError: If the agent does not exist.
+
+        Example:
+            >>> from zerolab.contract.messages import AgentRegistration, SlotInfo
+            >>> client = zerolab.Client()
+            >>> registration = AgentRegistration("host-5", "host-5", [SlotInfo(0, "cpu")], "test")
+            >>> agent_id = client.register_agent(registration)
+            >>> client.leave(agent_id, done=True)
+        """
         self._send_typed(f"/agents/{agent_id}/leave", AgentLeave(done))
 
     def download_archive(self, path: str) -> bytes:
-        """Download a work item's archive by its path on the server."""
+        r"""Download a work item's archive by its path on the server.
+
+        Args:
+            path: ``archive`` of a work item.
+
+        Returns:
+            The model directory as tar.gz.
+
+        Raises:
+            NotFoundError: If the experiment does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> archive = client.download_archive("/api/v1/experiments/1/archive")
+            >>> archive[:2] == b"\x1f\x8b"
+            True
+        """
         return b"".join(self._download(path, {}))
 
     def run_started(self, run_id: int) -> None:
-        """Report that the processes of a run have started."""
+        """Report that the processes of a run have started.
+
+        Args:
+            run_id: Id of the run.
+
+        Raises:
+            StaleRunError: If another run has taken over, or this one has ended.
+        """
         self.post(f"/runs/{run_id}/started", repeatable=True)
 
     def run_exited(self, run_id: int, end: RunExit) -> None:
-        """Report that the processes of a run have ended."""
+        """Report that the processes of a run have ended.
+
+        Args:
+            run_id: Id of the run.
+            end: Exit code and reason.
+
+        Raises:
+            NotFoundError: If the run does not exist.
+        """
         self._send_typed(f"/runs/{run_id}/exited", end)
 
     def run_meeting(self, run_id: int, address: RendezvousAddress) -> None:
-        """Report the rendezvous address of a run on several agents."""
+        """Report the rendezvous address of a run on several agents.
+
+        Args:
+            run_id: Id of the run.
+            address: Address and port of the agent of node rank 0.
+
+        Raises:
+            NotFoundError: If the run has one agent.
+            StaleRunError: If another run has taken over, or this one has ended.
+        """
         self._send_typed(f"/runs/{run_id}/meeting", address)
 
     def run_activity(self, run_id: int, text: str) -> None:
-        """Report the activity of a run before its ranks start."""
+        """Report the activity of a run before its ranks start.
+
+        Args:
+            run_id: Id of the run.
+            text: Short text, shown as the trial's ``activity``.
+
+        Raises:
+            StaleRunError: If another run has taken over, or this one has ended.
+        """
         self._send_typed(f"/runs/{run_id}/activity", RunActivity(text))
 
     def ship_logs(self, run_id: int, first: int, entries: Sequence[LogEntry], node: int = 0) -> int:
-        """Send log lines numbered from ``first``; return the number of the next one."""
+        """Send numbered log lines of a run.
+
+        Args:
+            run_id: Id of the run.
+            first: Number of the first line, from 0.
+            entries: The lines.
+            node: Node rank of the agent, in a run on several agents.
+
+        Returns:
+            Number of the next line that the server expects.
+
+        Raises:
+            NotFoundError: If the run does not exist.
+        """
         response = self._send_typed(f"/runs/{run_id}/logs", LogBatch(first, list(entries), node))
         return msgspec.json.decode(response.content, type=BatchReceipt).stored
 
     # -- runs --------------------------------------------------------------------------------
 
     def report(self, run_id: int, body: bytes) -> int:
-        """Send a :class:`zerolab.contract.messages.ReportBatch`, encoded as MessagePack.
+        """Send reports of a run to the server.
+
+        Args:
+            run_id: Id of the run.
+            body: A :class:`zerolab.contract.messages.ReportBatch`, encoded as MessagePack.
 
         Returns:
             Number of the last record of this run that the server has stored.
@@ -462,7 +1443,16 @@ class Client(Transport):
         return msgspec.json.decode(response.content, type=BatchReceipt).stored
 
     def directive(self, run_id: int, version: int | None = None, wait_s: float = 30.0) -> Directive:
-        """Wait until the directive of a run differs from ``version``.
+        """Wait until the directive of a run differs from a version.
+
+        Args:
+            run_id: Id of the run.
+            version: ``version`` of the last response; None returns the current directive.
+            wait_s: Maximum wait, in seconds.
+
+        Returns:
+            ``action`` (``train``, ``preempt`` or ``stop``), ``version``, and ``deadline_s``
+            (seconds, or None).
 
         Raises:
             StaleRunError: If another run has taken over, or this one has ended.
@@ -472,7 +1462,14 @@ class Client(Transport):
         return msgspec.json.decode(response.content, type=Directive)
 
     def extend(self, run_id: int, until: int) -> Extension:
-        """Return whether a run that reached its bound ``until`` may continue immediately.
+        """Return whether a run may continue beyond its bound.
+
+        Args:
+            run_id: Id of the run.
+            until: Bound that it has reached, in the unit of the search.
+
+        Returns:
+            ``goes_on`` (bool), and ``until``, the next bound; None when it may train to its length.
 
         Raises:
             StaleRunError: If another run has taken over, or this one has ended.

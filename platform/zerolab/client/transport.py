@@ -80,6 +80,9 @@ class Transport:
         timeout_s: Maximum wait for a response, in seconds; long polls add their own wait.
         newer_token: Returns the current token if the server rejects the known one, which may have
             been renewed.
+
+    Raises:
+        ConfigError: If the address is invalid, or no server is found.
     """
 
     def __init__(
@@ -125,29 +128,70 @@ class Transport:
         self.close()
 
     def use_token(self, token: str) -> None:
-        """Send another token in later requests."""
+        """Send another token in later requests.
+
+        Args:
+            token: The new token.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.use_token(client.agent_token())
+        """
         self._bearer.token = token
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the server.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.close()
+        """
         self._http.close()
 
     # -- any route ---------------------------------------------------------------------------
 
     def get(self, path: str, **params: Any) -> Json:
-        """GET JSON from a path under the API's prefix; parameters that are None are left out."""
+        """GET JSON from any path of the REST API.
+
+        Args:
+            path: Path after ``/api/v1``, e.g. ``/trials/3/engine``.
+            params: Query parameters; those with None are left out.
+
+        Returns:
+            The JSON object of the response.
+
+        Raises:
+            NotFoundError: If the path or its resource does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.get("/experiments/1/files")["files"][0]["path"]
+            'train.py'
+        """
         response: Json = self._get(path, params).json()
         return response
 
     def post(
         self, path: str, body: Mapping[str, Any] | None = None, *, repeatable: bool = False
     ) -> Json:
-        """POST JSON to a path under the API's prefix.
+        """POST JSON to any path of the REST API.
 
         Args:
-            path: Path after the prefix, e.g. ``/experiments/3/pause``.
+            path: Path after ``/api/v1``, e.g. ``/experiments/3/pause``.
             body: JSON object; empty if None.
             repeatable: The request is idempotent: retry it after a lost connection.
+
+        Returns:
+            The JSON object of the response; empty if it has no content.
+
+        Raises:
+            NotFoundError: If the path or its resource does not exist.
+            ConflictError: If the state of the resource does not allow it.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.post("/experiments/1/archive")["experiment"]["archived"]
+            True
         """
         response = self._send("POST", path, json=body or {}, repeatable=repeatable)
         answer: Json = response.json() if response.content else {}

@@ -6,13 +6,14 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
 from zerolab.config.engine.batch import BatchSizes, keep_batch
 from zerolab.config.engine.dialect import dialect, read_engine_text, read_source
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.reader import EngineFile, parse_engine_config
-from zerolab.config.engine.resolved_config import format_entries, resolve
+from zerolab.config.engine.resolved_config import Entry, format_entries, resolve
 from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.experiment_config import (
     ExperimentConfig,
@@ -32,7 +33,7 @@ from zerolab.registry import PARTS
 from zerolab.schema.hyperparameters import extremes, space_problems, space_warnings
 from zerolab.schema.json_values import json_value_problems, key_problems
 from zerolab.schema.section import hints_of, keys_of
-from zerolab.schema.space import misplaced_specs
+from zerolab.schema.space import Space, misplaced_specs
 
 __all__ = ["check_experiment", "check_file", "engine_files", "with_ranks"]
 
@@ -49,7 +50,7 @@ def check_experiment(
     *,
     strict: bool = False,
 ) -> ExperimentConfig:
-    """Check an experiment's configuration, its entrypoint and the engine file that it names.
+    """Check an experiment file, its entrypoint, and its engine file.
 
     The model's source is read, never imported. Searched values are checked at the ends of their
     ranges, and every choice once.
@@ -60,8 +61,20 @@ def check_experiment(
         source: The experiment file's name, for messages.
         strict: Read the engine file without normalization.
 
+    Returns:
+        The configuration, with all defaults.
+
     Raises:
         ConfigError: With every problem of both files.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from zerolab.config.experiment.model_files import FolderFiles
+        >>> size = Path("train.py").write_text("print('training')")
+        >>> searcher = {"name": "single", "metric": "loss"}
+        >>> content = {"entrypoint": "python train.py", "searcher": searcher}
+        >>> zerolab.config.check_experiment(content, FolderFiles(Path("."))).name
+        'experiment'
     """
     if not isinstance(content, Mapping):
         problem = f"file: must be a mapping of keys to values, got {type(content).__name__}"
@@ -317,6 +330,7 @@ def check_file(
     *,
     strict: bool = False,
     torch: str | None = None,
+    full: bool = True,
 ) -> str:
     """Check an experiment file or an engine file, and return a report.
 
@@ -327,6 +341,7 @@ def check_file(
         hyperparameters: Values for ``"auto"`` in an engine file; an experiment has its own.
         strict: Read the engine file without normalization.
         torch: Version of torch that will train; keys that need a newer one are problems.
+        full: Include defaults and derived values.
 
     Returns:
         The changes of normalization and the resolved engine configuration, line by line, with the
@@ -334,6 +349,12 @@ def check_file(
 
     Raises:
         ConfigError: With all problems.
+
+    Example:
+        >>> from pathlib import Path
+        >>> size = Path("ds_config.json").write_text('{"train_batch_size": 8}')
+        >>> print(zerolab.config.check_file("ds_config.json", world_size=2).splitlines()[0])
+        ds_config.json: ok for 2 data-parallel rank(s)
     """
     path = experiment_file(Path(path))
     if path.suffix.lower() in (".yaml", ".yml"):
@@ -342,7 +363,7 @@ def check_file(
                 "hyperparameters: must be given only with an engine file; an experiment has its own"
             )
             raise ConfigError(str(path), [problem])
-        return _check_experiment_file(path, world_size, strict=strict, torch=torch)
+        return _check_experiment_file(path, world_size, strict=strict, torch=torch, full=full)
     content, changes = read_source(path, strict=strict)
     auto_values = {} if hyperparameters is None else hyperparameters
     engine = parse_engine_config(content, str(path), hyperparameters=auto_values, strict=strict)
@@ -364,7 +385,7 @@ def check_file(
         problems += _torch_problems(engine.config, torch)
     if problems or engine.config is None:
         raise ConfigError(str(path), problems)
-    text = _report(str(path), engine.config, [*changes, *engine.changes], ranks)
+    text = _report(str(path), engine.config, [*changes, *engine.changes], ranks, full=full)
     return text if world_size is not None else f"{text}\n  {_sizes_text(valid_counts)}"
 
 
@@ -394,7 +415,7 @@ def _sizes_text(valid_counts: Sequence[int]) -> str:
 
 
 def _check_experiment_file(
-    path: Path, world_size: int | None, *, strict: bool, torch: str | None
+    path: Path, world_size: int | None, *, strict: bool, torch: str | None, full: bool
 ) -> str:
     content = dict(read_yaml(path))
     model = FolderFiles(path.parent)
@@ -405,18 +426,26 @@ def _check_experiment_file(
     slots = config.resources.slots_per_trial
     checked_names = set()
     batches = _max_batches(config)
+    searched = _searched_keys(config.hyperparameters)
     for name, engine in engine_files(config.hyperparameters, model, batches, strict=strict):
         if name in checked_names:
             continue
         checked_names.add(name)
         label = name or "hyperparameters.deepspeed_config"
         if engine.left_open:
-            parts.append(f"{label}: ok; each 'auto' without a value is left to the script")
+            parts.append(f"{label}: ok; each 'auto' without a value is set by the script")
         elif engine.config is not None:
             if too_old := _torch_problems(engine.config, torch):
                 raise ConfigError(str(path), [f"{label}: {problem}" for problem in too_old])
-            parts.append(_report(label, engine.config, engine.changes, slots))
+            parts.append(_report(label, engine.config, engine.changes, slots, searched, full=full))
     return "\n\n".join(parts)
+
+
+def _is_informative(entry: Entry) -> bool:
+    """Return whether a setting is in the file, or a batch size that follows from the file."""
+    key, _, origin = entry
+    is_derived = origin.startswith("derived") and ": file" not in origin
+    return origin != "default" and (not is_derived or key in _BATCH_KEYS)
 
 
 def with_ranks(content: Mapping[str, Any], ranks: int) -> dict[str, Any]:
@@ -452,9 +481,36 @@ def _experiment_report(source: str, content: Mapping[str, Any], config: Experime
     return "\n".join(lines)
 
 
-def _report(source: str, config: EngineConfig, changes: list[str], world_size: int) -> str:
+def _searched_keys(space: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys of the engine file that a search varies, and which value is reported."""
+    searched = {}
+    for dimension in Space(space).dimensions:
+        block, _, key = dimension.name.partition(".")
+        if block in ("deepspeed_config", "overwrite_deepspeed_args") and key:
+            shown = "first" if dimension.kind == "categorical" else "lowest"
+            searched[key] = f"{shown} of the searched values"
+    return searched
+
+
+def _report(
+    source: str,
+    config: EngineConfig,
+    changes: list[str],
+    world_size: int,
+    searched: Mapping[str, str] = MappingProxyType({}),
+    *,
+    full: bool,
+) -> str:
     replicas = config.data_parallel_size(world_size)
-    text = format_entries(resolve(config, replicas))
+    entries = [
+        (key, value, f"{origin}: {searched[key]}")
+        if origin in ("file", "override") and key in searched
+        else (key, value, origin)
+        for key, value, origin in resolve(config, replicas)
+    ]
+    if not full:
+        entries = [entry for entry in entries if _is_informative(entry)]
+    text = format_entries(entries)
     lines = [f"changed: {change}" for change in changes] + text.splitlines()
     indented = "".join(f"\n  {line}" for line in lines)
     model_ranks, stages = config.tensor_parallel.size, config.pipeline.stages or 1

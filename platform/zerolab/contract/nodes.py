@@ -31,7 +31,8 @@ PEER_ERROR_PHRASES = (
     "DistNetworkError",
     "DistStoreError",
     "ProcessGroup",
-    "is gone (this is rank",
+    "has exited (this is rank",
+    "has exited or closed its engine",
     "connection to another rank broke",
     "the other ranks did not answer",
 )

@@ -223,9 +223,10 @@ def tail(path: Path, max_lines: int = 100) -> str:
 
 
 def signal_text(number: int) -> str:
-    """Name a signal that killed a process, with a remedy if memory ran out."""
+    """Name a signal that killed a process, with the possible causes of a SIGKILL."""
     if number == signal.SIGKILL:
-        return f"SIGKILL, as the system does when memory has run out: {LESS_MEMORY}"
+        causes = "memory ran out, or a user or a batch system killed it"
+        return f"SIGKILL: {causes}. If memory ran out: {LESS_MEMORY}"
     try:
         return signal.Signals(number).name
     except ValueError:

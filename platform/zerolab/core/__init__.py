@@ -43,7 +43,16 @@ logger = logging.getLogger(__name__)
 
 
 def current() -> Context | None:
-    """Return the newest open context of this process, or None."""
+    """Return the newest open context of this process.
+
+    Returns:
+        The context, or None outside of a ``with zerolab.core.init()`` block.
+
+    Example:
+        >>> with zerolab.core.init() as context:
+        ...     zerolab.core.current() is context
+        True
+    """
     return Context.newest_open
 
 
@@ -69,6 +78,9 @@ def init(
             experiment files. Existing checkpoints are continued. Ignored under a server.
         timeout_s: Maximum wait for the other ranks in a collective, in seconds.
         unsupported: Arguments of Determined's ``init``, rejected with their replacement.
+
+    Returns:
+        The context of the run; use it in a ``with`` block.
 
     Raises:
         TypeError: If there are unsupported arguments.

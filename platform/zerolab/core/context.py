@@ -45,11 +45,16 @@ Which = str | CheckpointRef
 
 
 class TrainContext(NamesReplacements):
-    """Hyperparameters and metrics of a trial.
+    """Hyperparameters and metrics of a trial: ``context.train``.
 
     Every rank may report; only the chief's reports count. System metrics of the chief's machine are
     reported with them. Those of other machines follow when the ranks communicate
     (:meth:`PreemptContext.should_preempt`).
+
+    Example:
+        >>> with zerolab.core.init(hparams={"lr": 0.1}) as context:
+        ...     for step in range(1, 4):
+        ...         context.train.report_training_metrics(step, {"loss": 1 / step})
     """
 
     def __init__(
@@ -69,7 +74,16 @@ class TrainContext(NamesReplacements):
         """Whether a validation at :attr:`until` was reported, and the trial may continue later."""
 
     def get_hparams(self) -> dict[str, Any]:
-        """Return this trial's hyperparameters, nested as in the experiment file."""
+        """Return this trial's hyperparameters, nested as in the experiment file.
+
+        Returns:
+            A dict of names to values; groups are dicts.
+
+        Example:
+            >>> with zerolab.core.init(hparams={"lr": 0.1}) as context:
+            ...     context.train.get_hparams()["lr"]
+            0.1
+        """
         hparams: dict[str, Any] = as_trial_hparams(tracked(self.info.hparams))
         return hparams
 
@@ -84,11 +98,11 @@ class TrainContext(NamesReplacements):
 
     @property
     def until(self) -> int | None:
-        """Length to train to, in the unit of the searcher; None without a bound.
+        """Length to train to, in the unit of the searcher.
 
-        A searcher that compares trials at rungs lets a trial train this far first. Report a
-        validation there, store a checkpoint and exit. The trial resumes from there if the searcher
-        promotes it.
+        None without a bound. A searcher that compares trials at rungs lets a trial train this far
+        first. Report a validation there, store a checkpoint and exit. The trial resumes from there
+        if the searcher promotes it.
         """
         fit = self.info.fit
         if fit is None or fit.max_length is None:
@@ -100,13 +114,14 @@ class TrainContext(NamesReplacements):
 
         Args:
             steps_completed: Batches (optimizer steps) completed.
-            metrics: Name to number.
+            metrics: Name to number. NaN and infinities are reported as such.
 
         Raises:
             ConfigError: If ``steps_completed`` is not a whole number of at least 0.
 
         Example:
-            >>> context.train.report_training_metrics(100, {"loss": 0.25, "lr": 1e-3})
+            >>> with zerolab.core.init() as context:
+            ...     context.train.report_training_metrics(100, {"loss": 0.25, "lr": 1e-3})
         """
         self.report_metrics("training", steps_completed, metrics)
 
@@ -119,6 +134,10 @@ class TrainContext(NamesReplacements):
 
         Raises:
             ConfigError: If ``steps_completed`` is not a whole number of at least 0.
+
+        Example:
+            >>> with zerolab.core.init() as context:
+            ...     context.train.report_validation_metrics(100, {"accuracy": 0.97})
         """
         self.report_metrics("validation", steps_completed, metrics)
         fit = self.info.fit
@@ -129,7 +148,21 @@ class TrainContext(NamesReplacements):
             self.has_reached = True
 
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """Report named numbers of any group (:meth:`Reporter.report_metrics`)."""
+        """Report named numbers of any group.
+
+        Args:
+            group: Name of the group, such as ``training``, ``validation`` or ``test``.
+            steps_completed: Batches (optimizer steps) completed.
+            metrics: Name to number.
+
+        Raises:
+            ConfigError: If ``steps_completed`` is not a whole number of at least 0, or the group's
+                name is invalid.
+
+        Example:
+            >>> with zerolab.core.init() as context:
+            ...     context.train.report_metrics("test", 100, {"accuracy": 0.97})
+        """
         if self._reporter is None:
             return
         self._reporter.report_metrics(group, steps_completed, metrics)
@@ -150,7 +183,7 @@ class TrainContext(NamesReplacements):
         self.overrun = (
             f"{BEYOND_BOUND} {self._bound} {unit}, where the searcher compares its "
             "trials: read context.train.until, report a validation there, store a checkpoint and "
-            "leave"
+            "exit"
         )
         if not self.polls_preemption:
             logger.warning("%s", self.overrun)
@@ -181,13 +214,32 @@ class TrainContext(NamesReplacements):
             self._reporter.report_metrics("system", self._steps, values)
 
     def report_progress(self, progress: float) -> None:
-        """Report the progress of the training, from 0 to 1."""
+        """Report the progress of the training.
+
+        Args:
+            progress: From 0 to 1.
+
+        Example:
+            >>> with zerolab.core.init() as context:
+            ...     context.train.report_progress(0.5)
+        """
         if self._reporter is not None:
             self._reporter.report_progress(progress)
 
 
 class CheckpointContext(NamesReplacements):
-    """Storing and loading of checkpoints, which are complete or do not exist."""
+    """Storing and loading of checkpoints: ``context.checkpoint``.
+
+    A checkpoint is complete or does not exist.
+
+    Example:
+        >>> with zerolab.core.init() as context:
+        ...     with context.checkpoint.store_path({"steps_completed": 100}) as (path, uuid):
+        ...         size = (path / "weights.txt").write_text("0.5")
+        ...     with context.checkpoint.restore_path(uuid) as path:
+        ...         (path / "weights.txt").read_text()
+        '0.5'
+    """
 
     def __init__(
         self,
@@ -206,7 +258,7 @@ class CheckpointContext(NamesReplacements):
     def store_path(
         self, metadata: Mapping[str, Any], *, shard: bool = False
     ) -> Iterator[tuple[Path, str]]:
-        """Yield a directory to fill; it becomes a checkpoint when the block ends.
+        """Yield a directory that becomes a checkpoint when the block ends.
 
         An exception in the block, on any rank, leaves no checkpoint behind.
 
@@ -228,8 +280,10 @@ class CheckpointContext(NamesReplacements):
             PeerFailedError: If another rank failed; no checkpoint is stored then.
 
         Example:
-            >>> with context.checkpoint.store_path({"steps_completed": 100}) as (path, uuid):
-            ...     torch.save(model.state_dict(), path / "model.pt")
+            >>> model = torch.nn.Linear(4, 1)
+            >>> with zerolab.core.init() as context:
+            ...     with context.checkpoint.store_path({"steps_completed": 100}) as (path, uuid):
+            ...         torch.save(model.state_dict(), path / "model.pt")
         """
         steps = _steps_of(metadata)
         json_metadata(metadata)
@@ -264,9 +318,19 @@ class CheckpointContext(NamesReplacements):
             selector: Returns whether a file belongs to the checkpoint, by its path inside the
                 directory.
 
+        Returns:
+            Uuid of the new checkpoint.
+
         Raises:
             ConfigError: As for :meth:`store_path`; if the directory does not exist.
             StorageError: On all ranks, if the storage fails.
+
+        Example:
+            >>> from pathlib import Path
+            >>> Path("output").mkdir()
+            >>> size = Path("output/weights.txt").write_text("0.5")
+            >>> with zerolab.core.init() as context:
+            ...     uuid = context.checkpoint.upload("output", {"steps_completed": 100})
         """
         source = Path(directory)
         with self.store_path(metadata, shard=shard) as (path, uuid):
@@ -281,7 +345,9 @@ class CheckpointContext(NamesReplacements):
     def download(
         self, uuid: Which, directory: str | Path, *, selector: Selector | None = None
     ) -> None:
-        """Copy a checkpoint's files into a directory; any rank may call it, at any time.
+        """Copy a checkpoint's files into a directory.
+
+        Any rank may call it, at any time.
 
         Args:
             uuid: Uuid of the checkpoint, or the value of ``latest_checkpoint``.
@@ -291,16 +357,38 @@ class CheckpointContext(NamesReplacements):
         Raises:
             NotFoundError: If the checkpoint does not exist, or a file of it is missing or damaged.
             StorageError: If the storage cannot be read.
+
+        Example:
+            >>> from pathlib import Path
+            >>> with zerolab.core.init() as context:
+            ...     with context.checkpoint.store_path({"steps_completed": 100}) as (path, uuid):
+            ...         size = (path / "weights.txt").write_text("0.5")
+            ...     context.checkpoint.download(uuid, "copy")
+            >>> Path("copy/weights.txt").read_text()
+            '0.5'
         """
         name = _uuid(uuid)
         self._store_of(name).download(name, Path(directory), selector)
 
     def get_metadata(self, uuid: Which) -> dict[str, Any]:
-        """Return the metadata of a checkpoint, including ``steps_completed``.
+        """Return the metadata of a checkpoint.
+
+        Args:
+            uuid: Uuid of the checkpoint, or the value of ``latest_checkpoint``.
+
+        Returns:
+            The dict passed to :meth:`store_path`, with ``steps_completed``.
 
         Raises:
             NotFoundError: If the checkpoint does not exist.
             StorageError: If the storage cannot be read.
+
+        Example:
+            >>> with zerolab.core.init() as context:
+            ...     with context.checkpoint.store_path({"steps_completed": 100}) as (path, uuid):
+            ...         size = (path / "weights.txt").write_text("0.5")
+            ...     context.checkpoint.get_metadata(uuid)
+            {'steps_completed': 100}
         """
         name = _uuid(uuid)
         return dict(self._store_of(name).describe(name).metadata)
@@ -308,23 +396,31 @@ class CheckpointContext(NamesReplacements):
     def restore_path(
         self, uuid: Which, *, selector: Selector | None = None
     ) -> contextlib.AbstractContextManager[Path]:
-        """Return a context manager with a directory of a checkpoint's files, for reading.
+        """Return a context manager with the files of a checkpoint.
 
-        Any rank may call it, at any time. The checkpoint of a warm start may be in another storage.
-        Files of an object store are downloaded once for all ranks of a machine, and cached.
+        Any rank may call it, at any time. The files are for reading only. The checkpoint of a warm
+        start may be in another storage. Files of an object store are downloaded once for all ranks
+        of a machine, and cached.
 
         Args:
             uuid: Uuid of the checkpoint, or the value of ``latest_checkpoint``.
             selector: Returns whether a file is needed, by its path inside the checkpoint; only
                 those are downloaded from an object store.
 
+        Returns:
+            A context manager that yields the directory as a ``Path``.
+
         Raises:
             NotFoundError: If the checkpoint does not exist, or a file of it is missing or damaged.
             StorageError: If the storage cannot be read.
 
         Example:
-            >>> with context.checkpoint.restore_path(context.train.latest_checkpoint) as path:
-            ...     model.load_state_dict(torch.load(path / "model.pt"))
+            >>> model = torch.nn.Linear(4, 1)
+            >>> with zerolab.core.init() as context:
+            ...     latest = context.train.latest_checkpoint
+            ...     if latest is not None:
+            ...         with context.checkpoint.restore_path(latest) as path:
+            ...             keys = model.load_state_dict(torch.load(path / "model.pt"))
         """
         name = _uuid(uuid)
         return self._store_of(name).restore_path(name, selector)
@@ -345,7 +441,14 @@ class CheckpointContext(NamesReplacements):
 
 
 class PreemptContext(NamesReplacements):
-    """Request to save a checkpoint and exit."""
+    """Requests to save a checkpoint and exit: ``context.preempt``.
+
+    Example:
+        >>> with zerolab.core.init() as context:
+        ...     for step in range(1, 4):
+        ...         if context.preempt.should_preempt():
+        ...             break  # after storing a checkpoint
+    """
 
     def __init__(
         self,
@@ -362,12 +465,19 @@ class PreemptContext(NamesReplacements):
         """Whether :meth:`should_preempt` has returned True."""
 
     def should_preempt(self) -> bool:
-        """Return whether to save a checkpoint and exit; the same on every rank.
+        """Return whether to save a checkpoint and exit. **Collective**.
 
         True when the server needs the slots or stops the trial, when any rank received SIGTERM, or
-        when another run has taken over. **Collective**: call it once a batch, or less often. It
-        costs the ranks a round trip, which also carries the system metrics of other machines to the
-        chief.
+        when another run has taken over. Call it once a batch, or less often. It costs the ranks a
+        round trip, which also carries the system metrics of other machines to the chief.
+
+        Returns:
+            The same value on every rank; True at all calls after the first True.
+
+        Example:
+            >>> with zerolab.core.init() as context:
+            ...     context.preempt.should_preempt()
+            False
         """
         self._train.polls_preemption = True
         state = self.requested_on_rank, self._train.take_machine()
@@ -379,15 +489,31 @@ class PreemptContext(NamesReplacements):
 
     @property
     def requested_on_rank(self) -> bool:
-        """Whether this rank received a request; other ranks may not have, so it is no decision."""
+        """Whether this rank received a request.
+
+        Other ranks may not have received it, so decide by :meth:`should_preempt`.
+        """
         return bool(self._sigterm) or (self._poller is not None and self._poller.should_preempt)
 
 
 class Context(NamesReplacements):
-    """Context of a run, returned by ``zerolab.core.init()``; use it in a ``with`` block.
+    """Context of a run; use it in a ``with`` block.
 
-    All reports are uploaded at the end of the block. If the script runs under a server and exits
-    because it was preempted, the process exits there with the preemption exit code.
+    ``zerolab.core.init()`` returns it. All reports are uploaded at the end of the block. If the
+    script runs under a server and exits because it was preempted, the process exits there with the
+    preemption exit code.
+
+    Args:
+        info: Specification of the run.
+        distributed: Ranks of the run.
+        store: Storage of its checkpoints.
+        platform: Whether the script runs under a server.
+
+    Example:
+        >>> with zerolab.core.init(hparams={"lr": 0.1}) as context:
+        ...     context.train.report_validation_metrics(100, {"loss": 0.25})
+        ...     context.distributed.is_chief
+        True
     """
 
     newest_open: ClassVar["Context | None"] = None
@@ -467,7 +593,11 @@ class Context(NamesReplacements):
         """Upload the reports and stop polling; called at the end of ``with``.
 
         Args:
-            timeout_s: Maximum wait for the server; the agent uploads the rest later.
+            timeout_s: Maximum wait for the server, in seconds; the agent uploads the rest later.
+
+        Example:
+            >>> context = zerolab.core.init()
+            >>> context.close()
         """
         if Context.newest_open is self:
             Context.newest_open = None
@@ -486,7 +616,10 @@ class Context(NamesReplacements):
         self.distributed.close()
 
     def show_results_in(self, directory: Path) -> None:
-        """Print the result directory of a run without a server now, and its files at the end."""
+        """Print the result directory of a run without a server.
+
+        It is printed now, and its files at the end.
+        """
         if self._reporter is not None:
             self._results = directory
             _print(f"zerolab: run without a server; metrics and checkpoints go to {directory}")

@@ -34,7 +34,7 @@ _RETRY_S = 0.05
 
 
 class SocketRanks(RankLocation, Ranks):
-    """Collectives of the ranks of a run over sockets.
+    """Collectives of the ranks of a run over sockets: ``context.distributed``.
 
     Every rank must call a collective, in the same order, from one thread. If a rank dies or does
     not answer in time, the other ranks get an error that names it.
@@ -51,6 +51,11 @@ class SocketRanks(RankLocation, Ranks):
 
     Raises:
         ZerolabError: If the ranks do not find each other in time.
+
+    Example:
+        >>> with zerolab.core.init() as context:
+        ...     context.distributed.allgather({"loss": 0.5})
+        [{'loss': 0.5}]
     """
 
     def __init__(
@@ -95,9 +100,22 @@ class SocketRanks(RankLocation, Ranks):
     ) -> Self:
         """Read torchrun's variables; without them, this process is the only rank.
 
+        Args:
+            secret: Known to the ranks only.
+            timeout_s: Longest wait for the other ranks, in seconds.
+            environment: Environment variables; those of the process by default.
+
+        Returns:
+            The connected ranks.
+
         Raises:
             ConfigError: If only some of the variables are there, or one is not a number.
             ZerolabError: If the ranks do not find each other in time.
+
+        Example:
+            >>> from zerolab.core.socket_ranks import SocketRanks
+            >>> SocketRanks.from_environment(environment={}).size
+            1
         """
         if "WORLD_SIZE" not in environment:
             return cls(timeout_s=timeout_s)
@@ -124,13 +142,23 @@ class SocketRanks(RankLocation, Ranks):
         )
 
     def allgather(self, value: Any, operation: str = "allgather") -> list[Any]:
-        """Return every rank's value, in the order of ranks.
+        """Return every rank's value, in the order of ranks. **Collective**.
 
-        **Collective**: every rank must call it.
+        Args:
+            value: None, booleans, numbers, text, bytes, and lists and dicts of them.
+            operation: Name of the exchange, for errors.
+
+        Returns:
+            One value per rank; tuples become lists.
 
         Raises:
             ConfigError: If MessagePack cannot hold ``value``.
             ZerolabError: If a rank dies, or does not take part in time.
+
+        Example:
+            >>> with zerolab.core.init() as context:
+            ...     context.distributed.allgather(0.5)
+            [0.5]
         """
         data = _encode(value)
         if self.size == 1:
@@ -147,13 +175,23 @@ class SocketRanks(RankLocation, Ranks):
         return values
 
     def broadcast(self, value: T, operation: str = "broadcast") -> T:
-        """Return the chief's value; the others' values are ignored.
+        """Return the chief's value on every rank. **Collective**.
 
-        **Collective**: every rank must call it.
+        Args:
+            value: Value of the chief, of the types of :meth:`allgather`; ignored on other ranks.
+            operation: Name of the exchange, for errors.
+
+        Returns:
+            The chief's value.
 
         Raises:
             ConfigError: If MessagePack cannot hold ``value``.
             ZerolabError: If a rank dies, or does not take part in time.
+
+        Example:
+            >>> with zerolab.core.init() as context:
+            ...     context.distributed.broadcast("run-7")
+            'run-7'
         """
         if self.rank == 0:
             data = _encode(value)
@@ -165,7 +203,12 @@ class SocketRanks(RankLocation, Ranks):
         return received
 
     def close(self) -> None:
-        """Close the connections; no collective may follow."""
+        """Close the connections; no collective may follow.
+
+        Example:
+            >>> from zerolab.core.socket_ranks import SocketRanks
+            >>> SocketRanks().close()
+        """
         for peer in self._peers.values():
             peer.close()
         self._peers = {}
@@ -193,7 +236,7 @@ class SocketRanks(RankLocation, Ranks):
             )
             raise ZerolabError(msg) from None
         except (OSError, EOFError, KeyError) as error:
-            msg = f"{operation}: rank {rank} is gone (this is rank {self.rank}); see its log"
+            msg = f"{operation}: rank {rank} has exited (this is rank {self.rank}); see its log"
             raise ZerolabError(msg) from error
 
 
@@ -213,7 +256,7 @@ def _accept_ranks(
                 peer, _ = listener.accept()
             except TimeoutError:
                 missing = sorted(set(range(1, size)) - set(peers))
-                msg = f"ranks {missing} did not come in time; see their logs"
+                msg = f"ranks {missing} did not connect in time; see their logs"
                 raise ZerolabError(msg) from None
             rank = _authenticate(peer, key, size)
             if rank is None:

@@ -16,7 +16,7 @@ __all__ = ["describe_failure", "remedy_of"]
 _MODULES = {
     "deepspeed": "set `environment: {deepspeed: zerolab}`, with which this engine answers to it, "
     "or start it with `zerolab launch --as-deepspeed`",
-    "determined": "docs/from_determined.md lists the replacement of each of its names",
+    "determined": "docs/migrate/from_determined.md lists the replacement of each of its names",
 }
 
 _SHARDED = (

@@ -29,7 +29,7 @@ _MOST_SLOTS = 4096
 
 
 def parse_hostfile(text: str) -> dict[str, int]:
-    """Read a hostfile.
+    r"""Read the text of a hostfile.
 
     Args:
         text: Content of the file.
@@ -40,6 +40,11 @@ def parse_hostfile(text: str) -> dict[str, int]:
     Raises:
         ConfigError: If a line is invalid, a host occurs twice, or there is no host; all problems at
             once.
+
+    Example:
+        >>> from zerolab.launcher.hostfile import parse_hostfile
+        >>> parse_hostfile("worker-0 slots=4\nworker-1 slots=8")
+        {'worker-0': 4, 'worker-1': 8}
     """
     hosts: dict[str, int] = {}
     problems = []
@@ -73,7 +78,7 @@ def filter_slots(
     num_nodes: int | None = None,
     num_gpus: int | None = None,
 ) -> dict[str, list[int]]:
-    """Choose hosts and slots.
+    """Choose hosts and slots of a hostfile.
 
     Args:
         hosts: From :func:`parse_hostfile`; hosts with 0 slots are ignored.
@@ -90,6 +95,11 @@ def filter_slots(
     Raises:
         ConfigError: If filters and counts are combined, or name what the hostfile does not have,
             or if nothing is left; all problems at once.
+
+    Example:
+        >>> from zerolab.launcher.hostfile import filter_slots
+        >>> filter_slots({"worker-0": 2, "worker-1": 4}, include="worker-0@worker-1:0,2")
+        {'worker-0': [0, 1], 'worker-1': [0, 2]}
     """
     problems = combination_problems(include, exclude, num_nodes, num_gpus)
     available = {host: list(range(count)) for host, count in hosts.items() if count}

@@ -23,6 +23,9 @@ _POLL_S = 0.5
 _LINE_S = 10.0
 """Seconds between lines of a trial, on outputs that cannot be redrawn."""
 _SHOWN_TRIALS = 8
+_IDLE_S = 5.0
+"""Seconds without a running or queued trial after which paused ones are shown: trials of a search
+pause at each rung, and wait there until it ends."""
 _SPEED = "samples_per_second"
 
 
@@ -52,11 +55,11 @@ class TrialProgress:
     def doing(self) -> str:
         """Return a reason for waiting, or an activity other than training."""
         if self.state == "QUEUED" and not self.assigned:
-            return "the scheduler has not placed it yet"
+            return "waiting for the scheduler"
         if self.state == "QUEUED":
-            return self.activity or "its agent prepares the run"
+            return self.activity or "preparing the run"
         if self.state == "RUNNING" and self.activity in {None, "starting"} and not self.batch:
-            return "importing the model and building the trial"
+            return "importing the code and building the trial"
         return "" if self.activity in {None, "training"} else str(self.activity)
 
 
@@ -113,25 +116,34 @@ class _ProgressPoller:
         self._experiment_id = experiment_id
         self._first_seen: dict[int, tuple[float, float]] = {}
         """Time and progress of each trial when it was first seen to advance."""
+        self._idle_since: float | None = None
+        """Time since when no trial is running or queued."""
         self._last: tuple[dict[str, Any], list[TrialProgress]] | None = None
 
     def poll(self) -> tuple[dict[str, Any], list[TrialProgress]]:
         """Return the experiment and its running trials, or the last known ones."""
         try:
             experiment = self._client.experiment(self._experiment_id)
-            self._last = experiment, [self._progress(trial) for trial in self._displayed_trials()]
+            trials = self._displayed_trials(experiment["state"])
+            self._last = experiment, [self._progress(trial) for trial in trials]
         except UnreachableError:
             if self._last is None:
                 raise
         return self._last
 
-    def _displayed_trials(self) -> list[dict[str, Any]]:
+    def _displayed_trials(self, experiment_state: str) -> list[dict[str, Any]]:
         """Return the first running trials, or else waiting ones; there may be thousands."""
-        for state in ("RUNNING", "QUEUED", "PAUSED"):
+        for state in ("RUNNING", "QUEUED"):
             trials = self._client.trials(self._experiment_id, state=state, limit=_SHOWN_TRIALS)
             if trials:
+                self._idle_since = None
                 return trials
-        return []
+        if self._idle_since is None:
+            self._idle_since = time.monotonic()
+        is_idle = experiment_state == "ACTIVE" and time.monotonic() - self._idle_since > _IDLE_S
+        if experiment_state != "PAUSED" and not is_idle:
+            return []
+        return self._client.trials(self._experiment_id, state="PAUSED", limit=_SHOWN_TRIALS)
 
     def _progress(self, trial: dict[str, Any]) -> TrialProgress:
         recent = max(0, trial["steps_completed"] - _RECENT_BATCHES)
@@ -152,14 +164,14 @@ class _ProgressPoller:
             metric=metric,
             value=points[-1][1] if points else None,
             speed=speeds[0][-1][1] if speeds else None,
-            remaining_s=self._remaining_s(trial["id"], trial["progress"]),
+            remaining_s=self._remaining_s(trial["id"], trial["state"], trial["progress"]),
             waiting=trial["waiting_reason"],
             assigned=trial["run_id"] is not None,
             activity=trial["activity"],
         )
 
-    def _remaining_s(self, trial_id: int, progress: float) -> float | None:
-        if progress <= 0:
+    def _remaining_s(self, trial_id: int, state: str, progress: float) -> float | None:
+        if progress <= 0 or state == "PAUSED":
             self._first_seen.pop(trial_id, None)
             return None
         began, at = self._first_seen.setdefault(trial_id, (time.monotonic(), progress))
@@ -172,8 +184,8 @@ class ProgressLines:
     """Rate limiter of progress lines on outputs that cannot be redrawn."""
 
     def __init__(self) -> None:
-        self._displayed_trials: dict[int, tuple[float, str, str | None, str]] = {}
-        """Time of the last line, state, reason for waiting and activity of each trial."""
+        self._displayed_trials: dict[int, tuple[float, str, str | None, str, str]] = {}
+        """Time of the last line, state, reason for waiting, activity and line of each trial."""
 
     def next_lines(self, trials: list[TrialProgress], now_s: float) -> list[str]:
         """Return the lines to print now.
@@ -184,18 +196,22 @@ class ProgressLines:
         """
         lines = []
         for trial in trials:
-            start = (-math.inf, "", None, "")
-            last_s, state, waiting, doing = self._displayed_trials.get(trial.trial_id, start)
+            start = (-math.inf, "", None, "", "")
+            last_s, state, waiting, doing, last_line = self._displayed_trials.get(
+                trial.trial_id, start
+            )
             moved = (trial.state, trial.waiting) != (state, waiting)
             moved |= not trial.batch and trial.doing != doing
-            if moved or (not trial.waiting and now_s - last_s >= _LINE_S):
+            line = describe_line(trial)
+            if line != last_line and (moved or (not trial.waiting and now_s - last_s >= _LINE_S)):
                 self._displayed_trials[trial.trial_id] = (
                     now_s,
                     trial.state,
                     trial.waiting,
                     trial.doing,
+                    line,
                 )
-                lines.append(describe_line(trial))
+                lines.append(line)
         return lines
 
 

@@ -48,7 +48,7 @@ def serve(
     wait_s: float = 30.0,
     config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Run a searcher until its experiment has ended.
+    """Run a searcher of your own until its experiment has ended.
 
     After the first response it waits for a server that is not reachable, which may be restarting.
 
@@ -62,6 +62,24 @@ def serve(
     Raises:
         ConflictError: If the experiment has another searcher, or another process serves it.
         UnreachableError: If no server responds to the first request.
+
+    Example:
+        >>> from zerolab.client.search import serve
+        >>> from zerolab.searcher import Shutdown
+        >>> class Nothing:
+        ...     def initial_operations(self):
+        ...         return [Shutdown()]
+        ...     def progress(self):
+        ...         return 1.0
+        >>> def make(config, hyperparameters, seed):
+        ...     return Nothing()
+        >>> client = zerolab.Client()
+        >>> config = {"entrypoint": "python train.py", "hyperparameters": {"lr": 0.1},
+        ...           "searcher": {"name": "custom", "metric": "loss", "max_length": 10}}
+        >>> experiment = client.create_experiment(config, "model")
+        >>> serve(client, experiment["id"], make)
+        >>> client.experiment(experiment["id"])["num_trials"]
+        0
     """
     if config is None:
         config = client.experiment(experiment_id)["config"]
@@ -130,7 +148,7 @@ def _send(client: Client, experiment_id: int, body: Mapping[str, Any]) -> int:
     if handled < body["handled"]:  # the experiment is ending and accepts no operations
         return int(body["handled"])
     if handled > body["handled"]:
-        msg = f"experiment {experiment_id}: another process serves its searcher; this one stops"
+        msg = f"experiment {experiment_id}: another process runs its searcher; this process stops"
         raise ConflictError(msg)
     return handled
 

@@ -121,7 +121,7 @@ class SpoolUploader:
         if self._blanked == self._first:
             raise error
         self._blanked = self._first
-        logger.error("record %d of run %d is left out: %s", self._first, self._run_id, error)
+        logger.error("record %d of run %d is discarded: %s", self._first, self._run_id, error)
         self._payloads[0] = _empty_record()
 
 

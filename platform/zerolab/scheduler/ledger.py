@@ -3,9 +3,9 @@
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from zerolab.scheduler import reasons
 from zerolab.scheduler.placement import backfill_limit, place

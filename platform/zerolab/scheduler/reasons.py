@@ -77,7 +77,7 @@ def queued_behind(request: Request, first: Request, *, fits: bool) -> str:
     if first.job.job_id == request.job.job_id:
         return EARLIER_TRIAL
     reason = f"experiment {first.job.job_id} goes first"
-    return f"{reason}, and might wait longer if this one started now" if fits else reason
+    return f"{reason}, and could wait longer if this job started now" if fits else reason
 
 
 def full_quota(job: Job, group: str, used: int, limit: int) -> str:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+import msgspec
+
 from zerolab.contract.names import DEFAULT_POOL
 
 __all__ = [
@@ -42,8 +44,7 @@ class Policy(StrEnum):
     """By position; priority and weight are ignored, and nothing is preempted."""
 
 
-@dataclass(frozen=True)
-class AgentSlots:
+class AgentSlots(msgspec.Struct, frozen=True):
     """Usable slots of one agent."""
 
     agent_id: int
@@ -62,8 +63,7 @@ class AgentSlots:
     """Number of additional slots whose cluster has no node at present."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Experiment in the queue: the common properties of its trials."""
 
     job_id: int
@@ -112,8 +112,7 @@ class Request(NamedTuple):
     """Agents on which they must not run."""
 
 
-@dataclass(frozen=True)
-class Allocation:
+class Allocation(msgspec.Struct, frozen=True):
     """Slots that a run holds."""
 
     run_id: int
@@ -125,14 +124,13 @@ class Allocation:
     """Whether it was asked to stop."""
 
 
-@dataclass(frozen=True)
-class Cluster:
+class Cluster(msgspec.Struct, frozen=True):
     """Agents, policies and quotas."""
 
     agents: Sequence[AgentSlots]
-    policies: Mapping[str, Policy] = field(default_factory=dict)
+    policies: Mapping[str, Policy] = msgspec.field(default_factory=dict)
     """Policy by pool; fair share for other pools."""
-    quotas: Mapping[str, int] = field(default_factory=dict)
+    quotas: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Group to the maximum number of slots that its jobs may hold together."""
 
     def policy(self, pool: str) -> Policy:

@@ -44,21 +44,33 @@ def sample_hyperparameters(space: Mapping[str, Any], rng: Random) -> dict[str, A
 
     Raises:
         ConfigError: If a spec is invalid.
+
+    Example:
+        >>> from random import Random
+        >>> space = {"width": {"type": "int", "minval": 8, "maxval": 64}, "layers": 2}
+        >>> sample = zerolab.config.sample_hyperparameters(space, Random(0))
+        >>> 8 <= sample["width"] <= 64, sample["layers"]
+        (True, 2)
     """
     return Space(space).sample(rng)
 
 
 def grid_points(space: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return every combination of the points of a space, in sorted order of names.
+    """Return every combination of the points of a space.
 
     Args:
-        space: Hyperparameters as a file has them; every range has a ``count``.
+        space: Hyperparameters as in the file; every range has a ``count``.
 
     Returns:
-        One mapping for each combination; the last name varies fastest.
+        One mapping for each combination, in sorted order of names; the last name varies fastest.
 
     Raises:
         ConfigError: If a spec is invalid, or a range has no ``count``.
+
+    Example:
+        >>> space = {"lr": {"type": "categorical", "vals": [0.1, 0.01]}, "layers": 2}
+        >>> zerolab.config.grid_points(space)
+        [{'lr': 0.1, 'layers': 2}, {'lr': 0.01, 'layers': 2}]
     """
     problems = space_problems(space, grid=True)
     if problems:

@@ -24,8 +24,19 @@ def make_searcher(
         hyperparameters: Its ``hyperparameters`` block.
         seed: The experiment's seed; the same seed gives the same trials.
 
+    Returns:
+        A searcher without trials; call ``initial_operations`` first.
+
     Raises:
         ConfigError: If the block or a hyperparameter is invalid.
+
+    Example:
+        >>> from zerolab.searcher import make_searcher
+        >>> block = {"name": "random", "metric": "loss", "max_trials": 2, "max_length": 100}
+        >>> space = {"lr": {"type": "double", "minval": 0, "maxval": 1}}
+        >>> searcher = make_searcher(block, space, seed=1)
+        >>> [operation.trial_id for operation in searcher.initial_operations()]
+        [1, 2]
     """
     if isinstance(searcher_config, Mapping):
         searcher_config = read_section(searcher_config)

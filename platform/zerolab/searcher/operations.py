@@ -8,7 +8,19 @@ __all__ = ["Continue", "Create", "Operation", "Reopen", "Shutdown", "Stop"]
 
 
 class Create(msgspec.Struct, frozen=True):
-    """Start a trial."""
+    """Operation that starts a new trial.
+
+    Args:
+        trial_id: Number within the experiment, from 1.
+        hparams: Hyperparameters, nested as in the experiment file.
+        trial_seed: From 0 to 2**31 - 1.
+        source: Number of another trial from whose weights it starts; None for a fresh start.
+
+    Example:
+        >>> from zerolab.searcher import Create
+        >>> Create(trial_id=1, hparams={"lr": 0.1}, trial_seed=7).source is None
+        True
+    """
 
     trial_id: int
     """Number within the experiment, from 1."""
@@ -23,13 +35,32 @@ class Create(msgspec.Struct, frozen=True):
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """End a trial after a checkpoint."""
+    """Operation that ends a trial after a checkpoint.
+
+    Args:
+        trial_id: Number within the experiment.
+
+    Example:
+        >>> from zerolab.searcher import Stop
+        >>> Stop(1)
+        Stop(trial_id=1)
+    """
 
     trial_id: int
 
 
 class Continue(msgspec.Struct, frozen=True):
-    """Let a paused trial train on."""
+    """Operation that lets a paused trial train further.
+
+    Args:
+        trial_id: Number within the experiment.
+        until: Length at which it pauses next, in the unit of the search.
+
+    Example:
+        >>> from zerolab.searcher import Continue
+        >>> Continue(1, until=400)
+        Continue(trial_id=1, until=400)
+    """
 
     trial_id: int
     until: int
@@ -37,13 +68,30 @@ class Continue(msgspec.Struct, frozen=True):
 
 
 class Reopen(msgspec.Struct, frozen=True):
-    """Undo the end of a stopped trial: it is paused again and may continue."""
+    """Operation that undoes the end of a stopped trial.
+
+    The trial is paused again and may continue.
+
+    Args:
+        trial_id: Number within the experiment.
+
+    Example:
+        >>> from zerolab.searcher import Reopen
+        >>> Reopen(1)
+        Reopen(trial_id=1)
+    """
 
     trial_id: int
 
 
 class Shutdown(msgspec.Struct, frozen=True):
-    """End the search."""
+    """Operation that ends the search.
+
+    Example:
+        >>> from zerolab.searcher import Shutdown
+        >>> Shutdown()
+        Shutdown()
+    """
 
 
 Operation = Create | Stop | Continue | Reopen | Shutdown

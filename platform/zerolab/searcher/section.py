@@ -40,7 +40,24 @@ MetricName = Annotated[str, AfterValidator(_metric)]
 
 
 class SearcherConfig(Section):
-    """Configuration of a search; one subclass for each searcher."""
+    """Configuration of a search; one subclass for each searcher.
+
+    Its fields are the keys of the ``searcher`` block.
+
+    Example:
+        >>> from typing import Literal
+        >>> from zerolab.searcher import make_searcher
+        >>> from zerolab.searcher.section import SearcherConfig
+        >>> class OnceConfig(SearcherConfig):
+        ...     name: Literal["once"]
+        ...     def outline(self, space):
+        ...         return "1 trial"
+        ...     def make(self, space, seed):
+        ...         return make_searcher({"name": "single", "metric": self.metric}, space, seed)
+        >>> section = OnceConfig(name="once", metric="loss")
+        >>> section.make({"lr": 0.1}, seed=1).initial_operations()[0].hparams
+        {'lr': 0.1}
+    """
 
     name: str
     """Name of the searcher."""
@@ -92,34 +109,50 @@ class SearcherConfig(Section):
 
     @property
     def length(self) -> int:
-        """Maximum length of a trial in its unit; 0 when the trial decides by itself."""
+        """Maximum length of a trial, in its unit.
+
+        0 when the trial decides by itself.
+        """
         return self.full_length.count if self.full_length else 0
 
     @property
     def unit(self) -> Literal["batches", "epochs"] | None:
-        """Unit of all lengths of the search; None when trials have no length."""
+        """Unit of all lengths of the search.
+
+        None when trials have no length.
+        """
         return self.full_length.unit if self.full_length else None
 
     @property
     def external_entrypoint(self) -> str | None:
-        """``module:Class`` of a searcher that runs in its own process, from the model directory."""
+        """``module:Class`` of a searcher in a process of its own.
+
+        The process runs in the model directory. None for other searchers.
+        """
         return None
 
     def validate_at(self) -> tuple[int, ...]:
-        """Return the lengths of validations that are added to the validation period."""
+        """Return the lengths of validations that are added to the validation period.
+
+        Returns:
+            Lengths in the unit of the search; empty by default.
+        """
         return ()
 
     def forecast(self, space: Mapping[str, Any]) -> dict[int, int]:
-        """Estimate how many trials end at which length; empty when unknown.
+        """Estimate how many trials end at which length.
 
         Args:
             space: The experiment's hyperparameters, already validated.
+
+        Returns:
+            Length to number of trials; empty when unknown.
         """
         del space
         return {}
 
     def most_length(self, space: Mapping[str, Any]) -> int | None:
-        """Return the maximum total length over all trials, in the unit of the search.
+        """Return the maximum total length over all trials.
 
         This follows from :meth:`forecast` where results change no decision. Replaced trials, and
         training repeated after a failure, are not included.
@@ -128,7 +161,7 @@ class SearcherConfig(Section):
             space: The experiment's hyperparameters, already validated.
 
         Returns:
-            None when it is unknown.
+            Length in the unit of the search; None when it is unknown.
         """
         ends = self.forecast(space)
         return sum(end * trials for end, trials in ends.items()) if ends and self.unit else None
@@ -138,6 +171,9 @@ class SearcherConfig(Section):
 
         Args:
             space: The experiment's hyperparameters.
+
+        Yields:
+            Messages such as ``searcher.max_trials: must be ...``.
         """
         yield from space_problems(space)
         if self.source_trial_id is not None and self.source_checkpoint_uuid is not None:
@@ -151,6 +187,9 @@ class SearcherConfig(Section):
 
         Args:
             trials: Number of trials that would start at once.
+
+        Yields:
+            At most one message.
         """
         if not self.max_concurrent_trials and trials > _MAX_INITIAL_TRIALS:
             yield (
@@ -164,22 +203,31 @@ class SearcherConfig(Section):
 
         Args:
             space: The experiment's hyperparameters, already validated.
+
+        Returns:
+            The text, for ``zerolab config check``.
         """
 
     def with_derived_fields(self, before: Self) -> Self:
-        """Return this section with the fields that follow from the section it continues.
+        """Return this section with fields derived from the section that it continues.
 
         Args:
             before: The section so far.
+
+        Returns:
+            This section or a changed copy.
         """
         del before
         return self
 
     def growth_problems(self, before: Self) -> Iterator[str]:
-        """Yield a message for each reason why a search cannot continue with this section.
+        """Yield a message for each conflict with the search to continue.
 
         Args:
             before: The section so far, of the same searcher.
+
+        Yields:
+            Messages such as ``searcher.max_trials: must be at least 8 as before, got 4``.
         """
         old, new = before.full_length, self.full_length
         if old is not None and (new is None or new.unit != old.unit or new.count < old.count):
@@ -205,14 +253,20 @@ class SearcherConfig(Section):
 
         Returns:
             Operations that follow: reopened trials (``Reopen``), continued ones and new ones.
+
+        Raises:
+            AssertionError: If ``rebuilds_on_growth`` is set; it is never called then.
         """
         raise AssertionError(f"{self.name} is rebuilt, and all events are replayed")
 
     @abstractmethod
     def make(self, space: Mapping[str, Any], seed: int) -> Searcher:
-        """Make the searcher.
+        """Make the searcher of this section.
 
         Args:
             space: The experiment's hyperparameters, already validated.
             seed: The same seed gives the same trials.
+
+        Returns:
+            A searcher without trials.
         """

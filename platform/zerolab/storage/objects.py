@@ -37,40 +37,106 @@ def file_hash(path: Path) -> str:
 
 
 class ObjectStore(Protocol):
-    """Objects below the root of an address; object names are relative to it.
+    """Store of objects below the root of an address.
 
-    Every method raises :class:`~zerolab.errors.StorageError` when the store fails. Methods are
-    called from several threads and processes.
+    Object names are relative to the root, such as ``UUID/files/model.pt``. Every method raises
+    :class:`~zerolab.errors.StorageError` when the store fails. Methods are called from several
+    threads and processes.
+
+    Example:
+        >>> from pathlib import Path
+        >>> class Folder:
+        ...     def __init__(self, root):
+        ...         self.root = Path(root)
+        ...     def read(self, name):
+        ...         try:
+        ...             return (self.root / name).read_bytes()
+        ...         except FileNotFoundError:
+        ...             raise zerolab.errors.NotFoundError(f"no object {name}") from None
+        ...     def write(self, name, content):
+        ...         path = self.root / name
+        ...         path.parent.mkdir(parents=True, exist_ok=True)
+        ...         part = path.with_name(f"{path.name}.part")
+        ...         part.write_bytes(content)
+        ...         part.replace(path)
+        >>> store = Folder("objects")
+        >>> store.write("notes/first", b"text")
+        >>> store.read("notes/first")
+        b'text'
     """
 
     def read(self, name: str) -> bytes:
-        """Return the content of a small object; raise NotFoundError if it does not exist."""
+        """Return the content of a small object.
+
+        Args:
+            name: Name of the object.
+
+        Returns:
+            Its content.
+
+        Raises:
+            NotFoundError: If it does not exist.
+        """
         ...
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a small object; readers see all of it or nothing."""
+        """Write a small object; readers see all of it or nothing.
+
+        Args:
+            name: Name of the object.
+            content: Its content.
+        """
         ...
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove objects; missing ones are ignored."""
+        """Remove objects; missing ones are ignored.
+
+        Args:
+            names: Names of the objects.
+        """
         ...
 
     def children(self) -> list[str]:
-        """Return the names directly below the root: objects, and folders that have objects."""
+        """Return the names directly below the root.
+
+        Returns:
+            Names of objects, and of folders that have objects.
+        """
         ...
 
     def remove_folder(self, folder: str) -> None:
-        """Remove every object below a folder, which may not exist."""
+        """Remove every object below a folder, which may not exist.
+
+        Args:
+            folder: Name of the folder.
+        """
         ...
 
     def upload(self, source: Path, name: str, progress: "TransferProgress") -> FileRecord:
-        """Upload a file, which appears only when it is complete; return its size and hash."""
+        """Upload a file, which appears only when it is complete.
+
+        Args:
+            source: The file.
+            name: Name of the object.
+            progress: Counter of the transferred bytes.
+
+        Returns:
+            Size and hash of the file.
+        """
         ...
 
     def download(
         self, name: str, target: Path, record: FileRecord, progress: "TransferProgress"
     ) -> None:
-        """Download a file, check it against its record, then move it to ``target``.
+        """Download a file and check it against its record.
+
+        The file is moved to ``target`` when it is complete and correct.
+
+        Args:
+            name: Name of the object.
+            target: Path of the file.
+            record: Size and hash of the saved file.
+            progress: Counter of the transferred bytes.
 
         Raises:
             NotFoundError: If it does not exist, or differs from the file that was saved.
@@ -78,7 +144,15 @@ class ObjectStore(Protocol):
         ...
 
     def pieces(self, name: str, first: int, end: int) -> Iterator[bytes]:
-        """Read an object from byte ``first`` up to ``end``, piece by piece.
+        """Read a range of an object, piece by piece.
+
+        Args:
+            name: Name of the object.
+            first: First byte.
+            end: Byte after the last one.
+
+        Yields:
+            Bytes of the range, in order.
 
         Raises:
             NotFoundError: If it does not exist, or is shorter than ``end``.

@@ -18,28 +18,60 @@ class StorageConfig(Section):
     """Base of the keys of one ``type`` of checkpoint storage.
 
     The keys of all types are in one block, so a key with the same name has the same meaning.
+
+    Example:
+        >>> from zerolab.contract.storage import StorageAddress
+        >>> from zerolab.storage.section import StorageConfig
+        >>> class ArchiveConfig(StorageConfig):
+        ...     schemes = frozenset({"archive"})
+        ...     archive_path: str
+        ...     def address(self):
+        ...         return StorageAddress(root=f"archive://{self.archive_path}")
+        >>> ArchiveConfig(archive_path="/mnt/archive").address().root
+        'archive:///mnt/archive'
     """
 
     schemes: ClassVar[frozenset[str]] = frozenset()
     """Schemes of the URLs that :meth:`open` accepts; ``*`` for all that no other type accepts."""
 
     def problems(self) -> Iterator[str]:
-        """Yield conflicts between the keys, such as ``checkpoint_storage.key: must ...``."""
+        """Yield conflicts between the keys.
+
+        Yields:
+            Messages such as ``checkpoint_storage.key: must ...``.
+        """
         yield from ()
 
     @abstractmethod
     def address(self) -> StorageAddress:
-        """Return the address that the keys describe: a directory, or a URL with options."""
+        """Return the address that the keys describe.
+
+        Returns:
+            A directory, or a URL with options.
+        """
 
     @classmethod
     def missing_package(cls, address: StorageAddress) -> str | None:
-        """Return an error if a package that opens the address is not installed, else None."""
+        """Return an error if a package that opens the address is missing.
+
+        Args:
+            address: The address.
+
+        Returns:
+            The message; None if all packages are installed.
+        """
         del address
         return None
 
     @classmethod
     def open(cls, address: StorageAddress) -> ObjectStore:
         """Return the object store at a URL, without contacting it.
+
+        Args:
+            address: The URL, of one of :attr:`schemes`, and its options.
+
+        Returns:
+            The store.
 
         Raises:
             ConfigError: If a package is not installed.

@@ -251,7 +251,7 @@ def devices() -> None:
     with accelerator.device(0):
         assert accelerator.on_accelerator(accelerator.pin_memory(drawn))
     assert torch.bfloat16 in accelerator.supported_dtypes()
-    with pytest.raises(AttributeError, match=r"get_accelerator\(\)\.nowhere: Zerolab stands in"):
+    with pytest.raises(AttributeError, match=r"get_accelerator\(\)\.nowhere: Zerolab replaces"):
         _ = accelerator.nowhere
 
 

@@ -384,7 +384,7 @@ def accelerated(path: str) -> bool:
     trial = Trial(Path(path) / "disturbed", ACCELERATED)
     assert trial.run(SIGNAL="SIGTERM", EPOCH="1") == [EXIT_PREEMPTED]
     reported = (trial.run_path / "log0").read_text()
-    assert reported.count("and waits for the script's next accelerator.save_state()") == 1, reported
+    assert reported.count("it exits after the next accelerator.save_state()") == 1, reported
     assert trial.latest is not None
     assert trial.latest.steps_completed == 8
     assert trial.run(SIGNAL="SIGKILL", EPOCH="3") == [-9]
@@ -399,7 +399,7 @@ def accelerated(path: str) -> bool:
     code = engine.run(SIGNAL="SIGTERM", EPOCH="1")
     reported = (engine.run_path / "log0").read_text()
     assert code == [EXIT_PREEMPTED], reported
-    assert reported.count("and waits for the script's next accelerator.save_state()") == 1, reported
+    assert reported.count("it exits after the next accelerator.save_state()") == 1, reported
     assert list(engine.metrics("training")) == list(range(1, 9))
     assert list(engine.metrics("validation")) == [4, 8]
     assert [r["steps_completed"] for r in engine.records("checkpoint")] == [4, 8]

@@ -92,7 +92,7 @@ def test_auto_is_filled_from_training_arguments() -> None:
         ),
         "optimizer.params.eps": (1e-6, f"{prefix}.adam_epsilon"),
         "optimizer.params.weight_decay": (0.1, f"{prefix}.weight_decay"),
-        "scheduler.params.warmup_min_lr": (0.0, "auto: 0 where nothing says otherwise"),
+        "scheduler.params.warmup_min_lr": (0.0, "auto: the default, 0"),
         "scheduler.params.warmup_max_lr": (2e-3, "auto: optimizer.params.lr"),
         "scheduler.params.total_num_steps": (200, f"{prefix}.max_steps"),
         "scheduler.params.warmup_num_steps": (

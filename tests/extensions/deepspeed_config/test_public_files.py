@@ -29,13 +29,13 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"zero_optimization.stage": 3, "zero_optimization": {"stage": 2, "overlap_comm": True}},
         {"zero_optimization": {"stage": 3, "overlap_comm": True}},
-        "zero_optimization.stage: a dotted key; taken for 'stage' inside 'zero_optimization', "
+        "zero_optimization.stage: a dotted key; read as 'stage' inside 'zero_optimization', "
         "instead of 2",
     ),
     (
         {"zero_optimization.offload_param.device": "cpu", "zero_optimization.stage": 3},
         {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
-        "zero_optimization.offload_param.device: a dotted key; taken for 'device' inside "
+        "zero_optimization.offload_param.device: a dotted key; read as 'device' inside "
         "'zero_optimization.offload_param'",
     ),
     (
@@ -68,7 +68,7 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"zero_optimization": True},
         {"zero_optimization": {"stage": 1}},
-        "zero_optimization: True is taken for stage 1, as in DeepSpeed",
+        "zero_optimization: True is read as stage 1, as in DeepSpeed",
     ),
     (
         {"zero_optimization": {"stage": 3, "sub_group_size": 0}},
@@ -78,7 +78,7 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 230.4}},
         {"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 230}},
-        "zero_optimization.stage3_prefetch_bucket_size: 230.4 elements are taken for 230",
+        "zero_optimization.stage3_prefetch_bucket_size: 230.4 elements are read as 230",
     ),
     (
         {"compile": {"disable": False, "backend": "inductor"}},
@@ -88,12 +88,12 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"compile": {"disable": True, "enabled": True}},
         {"compile": {"enabled": False}},
-        "compile.disable: true is taken for compile.enabled: false",
+        "compile.disable: true is read as compile.enabled: false",
     ),
     (
         {"zero_optimization": {"stage": 2, "cpu_offload": True}},
         {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
-        "zero_optimization.cpu_offload: an old name; taken for "
+        "zero_optimization.cpu_offload: an old name; read as "
         'zero_optimization.offload_optimizer: {"device": "cpu"}',
     ),
     (
@@ -109,29 +109,29 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"tensor_parallel": {"autotp_size": 2}},
         {"tensor_parallel": {"size": 2}},
-        "tensor_parallel.autotp_size: DeepSpeed's name; taken for tensor_parallel.size: 2",
+        "tensor_parallel.autotp_size: DeepSpeed's name; read as tensor_parallel.size: 2",
     ),
     (
         {"tensor_parallel": {"enabled": True, "tp": {"tp_size": 4}}},
         {"tensor_parallel": {"size": 4, "tp": {}}},
-        "tensor_parallel.tp.tp_size: DeepSpeed's name; taken for tensor_parallel.size: 4",
+        "tensor_parallel.tp.tp_size: DeepSpeed's name; read as tensor_parallel.size: 4",
     ),
     ({"data_parallel_size": 2}, {}, "data_parallel_size: 2 is left out; it follows from"),
     ({"bfloat16": {"enabled": True}}, {"bf16": {"enabled": True}}, "bfloat16: an old name of bf16"),
     (
         {"communication_data_type": "bfloat16"},
         {"communication_data_type": "bf16"},
-        "communication_data_type: 'bfloat16' is taken for 'bf16'",
+        "communication_data_type: 'bfloat16' is read as 'bf16'",
     ),
     (
         {"data_types": {"grad_accum_dtype": "torch.float32"}},
         {"data_types": {"grad_accum_dtype": "fp32"}},
-        "data_types.grad_accum_dtype: 'torch.float32' is taken for 'fp32'",
+        "data_types.grad_accum_dtype: 'torch.float32' is read as 'fp32'",
     ),
     (
         {"gradient_allreduce_op": "SUM"},
         {"gradient_allreduce_op": "sum"},
-        "gradient_allreduce_op: 'SUM' is taken for 'sum'",
+        "gradient_allreduce_op: 'SUM' is read as 'sum'",
     ),
     ({"disable_allgather": True}, {}, "disable_allgather: left out; updated weights must reach"),
     (
@@ -274,10 +274,10 @@ def test_check_command_shows_changes(tmp_path: Path) -> None:
     file.write_text(json.dumps(BATCH | {"_comment": "x", "gradient_allreduce_op": "SUM"}))
     shown = CliRunner().invoke(app, ["config", "check", str(file)])
     assert shown.exit_code == 0
-    lines = [" ".join(line.split()) for line in shown.output.splitlines()]
+    lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
     assert lines[1:3] == [
         "changed: _comment: is a comment, and left out",
-        "changed: gradient_allreduce_op: 'SUM' is taken for 'sum'",
+        "changed: gradient_allreduce_op: 'SUM' is read as 'sum'",
     ]
     assert "gradient_allreduce_op = sum (file)" in lines
     with pytest.raises(ConfigError) as caught:

@@ -46,7 +46,7 @@ ACCEPTED: dict[str, list[str]] = {
     "lightning_zero2": ["aio.block_size = 1_048_576  (hint: files are read and written"],
     "old_bfloat16": [
         "changed: bfloat16: an old name of bf16",
-        "changed: communication_data_type: 'bfloat16' is taken for 'bf16'",
+        "changed: communication_data_type: 'bfloat16' is read as 'bf16'",
         "gradient_allreduce_op = sum  (file)",
     ],
     "old_zero2_offload": [
@@ -59,7 +59,7 @@ ACCEPTED: dict[str, list[str]] = {
         "zero_optimization.offload_param.max_in_cpu = 1_000_000_000  (hint: the system keeps",
     ],
     "factory_tensor_parallel": [
-        "changed: tensor_parallel.autotp_size: DeepSpeed's name; taken for tensor_parallel.size: 2",
+        "changed: tensor_parallel.autotp_size: DeepSpeed's name; read as tensor_parallel.size: 2",
         "tensor_parallel.size = 2",
     ],
     "profiled": ["wandb = null  (hint: does not exist here, and is off)"],
@@ -72,7 +72,7 @@ ACCEPTED: dict[str, list[str]] = {
         "optimizer.params.eps = 1e-08  (auto: the optimizer's default)",
     ],
     "trl_zero3": [
-        "changed: zero_optimization.reduce_bucket_size: a dotted key; taken for",
+        "changed: zero_optimization.reduce_bucket_size: a dotted key; read as",
         "zero_optimization.stage3_param_persistence_threshold = 640  (file)",
     ],
     "with_comments": ["changed: line 2, column 3: is no plain JSON without comments"],

@@ -193,7 +193,7 @@ def test_config_file_chooses_the_stage_under_accelerate_launch(about: str, tmp_p
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    reported = "the FSDP section of accelerate's file is taken for stage 2" in ended.stderr
+    reported = "the FSDP section of accelerate's file is read as stage 2" in ended.stderr
     assert reported == (about == "fsdp")
     kind, stage, full = torch.load(tmp_path / "reported.pt")
     assert (kind, stage) == ("DeepSpeedEngine", 2 if about == "fsdp" else 3)

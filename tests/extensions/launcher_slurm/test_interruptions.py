@@ -181,4 +181,4 @@ def test_slurm_interruptions_keep_losses(farm: Farm, slurm: Cluster) -> None:
         line["text"] for line in farm.client.experiment_logs(experiment_id, limit=1000)["logs"]
     ]
     assert any("NODE_FAIL" in text for text in lines), lines
-    assert any("it leaves with its checkpoint" in text for text in lines), lines
+    assert any("it saves a checkpoint and exits" in text for text in lines), lines

@@ -444,7 +444,7 @@ def test_occupied_port_has_remedy() -> None:
 
 
 PEER = Outcome(1, "rank 3 exited with code 1: RuntimeError: Connection closed by peer", 3)
-GONE = Outcome(1, "rank 1 exited with code 1: allgather: rank 0 is gone (this is rank 1)", 1)
+GONE = Outcome(1, "rank 1 exited with code 1: allgather: rank 0 has exited (this is rank 1)", 1)
 CRASH = Outcome(1, "rank 0 exited with code 1: ValueError: no", 0)
 KILLED = Outcome(-9, "rank 1 was killed by SIGKILL", 1)
 SAID = Outcome(EXIT_USER_ERROR, "rank 0: no such layer", 0)
@@ -497,7 +497,7 @@ def test_elastic_trial_uses_most_ranks() -> None:
     assert RankCounts((5, 3)).choose([a, b]) == [a, MachineSlots("b", (0,))]
     assert RankCounts((5, 3)).choose([a]) == []
     assert RankCounts((5, 3)).shortage_message([a]) == (
-        "the machines that are there have 2 slots, and the trial continues with 3 or more "
+        "the remaining machines have 2 slots, and the trial continues with 3 or more "
         "(resources.elastic)"
     )
 
@@ -542,7 +542,7 @@ def test_elastic_bounds(hosts: Path) -> None:
          0, "['--local_rank=0', '--localhost:3', 'a:b']"),
         (["--localhost", "", "t.py"], 2, "must be numbers with commas between them, got ''"),
         (["--hostfile", "hosts", "--num_nodes", "9", "t.py"], 2, "got 9"),
-        (["train", "--epochs", "3"], 2, "must be a file, got train, which is not there; a module"),
+        (["train", "--epochs", "3"], 2, "must be a file, got train, which does not exist"),
         (["--hostfile", "hosts", "--include", "none", "--ssh-config", "ssh", "elsewhere.py"],
          EXIT_INFRASTRUCTURE, "none: the node is lost: its process could not be started"),
         (["--hostfile", "hosts", "--exclude", f"none@last@{socket.gethostname()}:1",

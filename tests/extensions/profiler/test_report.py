@@ -228,10 +228,10 @@ def test_ineffective_keys_are_warned_about(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage() == (
-        "engine config: accepted, and without effect here: optimizer.params.torch_adam, "
+        "engine config: accepted, without effect: optimizer.params.torch_adam, "
         "zero_optimization.reduce_bucket_size, zero_optimization.allgather_partitions, "
         "zero_optimization.stage3_module_granularity_threshold, aio.queue_depth; "
-        "`zerolab config check` says why"
+        "`zerolab config check` shows the reason"
     )
 
 

@@ -302,4 +302,4 @@ def test_all_problems_of_the_block_are_reported() -> None:
         "data.stage.form", "data.stage.from", "data.stage.once_per", "data.stage.to",
     ]  # fmt: skip
     assert "'from'" in problems({"form": "/a", "to": "/b"})[0]
-    assert "apart" in problems({"from": "/a", "to": "/a/b"})[0]
+    assert "outside of data.stage.from" in problems({"from": "/a", "to": "/a/b"})[0]

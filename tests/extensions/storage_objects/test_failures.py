@@ -5,11 +5,11 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from threading import enumerate as enumerate_threads
 from typing import Any
 
+import msgspec
 import pytest
 
 import zerotrial
@@ -90,7 +90,7 @@ def test_unreachable_store_is_retried(server: Server) -> None:
 def test_unresponsive_store_fails_submission_quickly(
     tmp_path: Path,
 ) -> None:
-    timings = replace(PLAYED, storage_check_s=0.05)
+    timings = msgspec.structs.replace(PLAYED, storage_check_s=0.05)
     with serve(tmp_path, timings=timings) as server:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             storage = {

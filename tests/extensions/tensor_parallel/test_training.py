@@ -185,8 +185,8 @@ def test_invalid_plan_leaves_the_model_unchanged(results: list[Any]) -> None:
         assert "blocks.0.up: weight must be a multiple of 2 ranks long" in errors["odd"]
         assert "blocks.0.down" not in errors["odd"]
         assert "cuts wte.weight along dimension" in errors["tied"]
-        assert "only nn.Linear and nn.Embedding can be cut, got LayerNorm" in errors["norm"]
-        assert "must update each element by itself" in errors["lamb"]
+        assert "only nn.Linear and nn.Embedding can be sharded, got LayerNorm" in errors["norm"]
+        assert "must be elementwise" in errors["lamb"]
 
 
 def test_different_batches_are_refused(results: list[Any]) -> None:

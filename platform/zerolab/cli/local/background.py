@@ -33,6 +33,10 @@ _UP_S = 120.0
 _DOWN_S = 60.0
 """Timeout of a stop in seconds; longer than an agent's grace period for checkpoints."""
 _POLL_S = 0.05
+_CONNECTED = ("ready", "draining", "disabled")
+"""States of agents that respond."""
+_FILE_OPTIONS = ("--tls-cert", "--tls-key")
+"""Options of the server whose value is a file."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def start_services(
     port: int | None = None,
     slots: int | None = None,
     cpu: bool = False,
-    agent: bool = True,
+    agent: bool | None = True,
     server_options: Sequence[str] = (),
     print_message: Callable[[str], None],
 ) -> str:
@@ -86,7 +90,7 @@ def start_services(
         port: Port of the server; None means 8080, or any free one if that is taken.
         slots: Slots of the agent; None for all.
         cpu: Offer CPU slots even if there are GPUs.
-        agent: Start an agent, too.
+        agent: Start an agent, too. None: only if no other agent is connected.
         server_options: Further options of the server.
         print_message: Prints a status message.
 
@@ -98,11 +102,14 @@ def start_services(
     """
     home.create()
     home.ensure_token()
-    options, variables = _split_database_option(server_options)
+    options, variables = _split_database_option(_with_absolute_paths(server_options))
     if server_options:
         _check_server_options(home, options, variables)
     with lock_file(home.up_lock, wait=True):
+        was_running = running_process(server_of(home)) is not None
         url = _start_server(home, port, options, variables, print_message)
+        if agent is None:  # a server that has just started does not know who is still there
+            agent = not (was_running and _has_other_agent(url, home))
         if agent:
             _start_agent(home, url, slots, cpu=cpu, print_message=print_message)
     return url
@@ -151,6 +158,20 @@ def _split_database_option(options: Sequence[str]) -> tuple[list[str], dict[str,
     return remaining, {ENV_DATABASE: url} if url else {}
 
 
+def _with_absolute_paths(options: Sequence[str]) -> list[str]:
+    """Return the options with absolute paths: the server works in its data directory."""
+    result: list[str] = []
+    for option in options:
+        name, equals, value = option.partition("=")
+        if name in _FILE_OPTIONS and value:
+            result.append(f"{name}{equals}{Path(value).absolute()}")
+        elif result and result[-1] in _FILE_OPTIONS and not option.startswith("--"):
+            result.append(str(Path(option).absolute()))
+        else:
+            result.append(option)
+    return result
+
+
 def _check_server_options(home: Home, options: list[str], variables: dict[str, str]) -> None:
     """Let the server check its options before anything is started.
 
@@ -181,7 +202,7 @@ def _start_server(
     if process is not None:
         if options or ENV_DATABASE in variables:
             print_message(
-                "the server runs already and keeps its options; `zerolab down` first to change them"
+                "the server is running with other options; run `zerolab down` first to change them"
             )
         return _wait_for_server(home, process.is_running)
     message = f"starting the server (log: {service.log})"
@@ -195,11 +216,13 @@ def _start_server(
         command += [] if number is None else ["--port", str(number)]
         child = _start(service, [*command, *options], home, variables)
         try:
-            return _wait_for_server(home, _is_alive(child))
+            url = _wait_for_server(home, _is_alive(child))
+            print_message(f"server is running at {url}")
+            return url
         except UnreachableError:
             if child.poll() is None or number == ports[-1]:
                 raise
-        message = f"port {number} is taken; trying another one"
+        message = f"port {number} is in use; trying another one"
     raise AssertionError
 
 
@@ -222,10 +245,10 @@ def _wait_for_server(home: Home, lives: Callable[[], bool]) -> str:
         if url and _responds(str(url), home):
             return str(url)
         if not alive:
-            msg = f"the server ended as it started; its log, {service.log}, ends with:\n"
+            msg = f"the server exited during its start; last lines of {service.log}:\n"
             raise UnreachableError(msg + _tail(service.log))
         time.sleep(_POLL_S)
-    msg = f"the server does not answer after {_UP_S:.0f} s; see {service.log}"
+    msg = f"the server has not responded within {_UP_S:.0f} s; see {service.log}"
     raise UnreachableError(msg)
 
 
@@ -251,9 +274,9 @@ def _start_agent(
         master = (read_json(service.file) or {}).get("master")
         if master in (None, url):
             return
-        print_message(f"the agent knows only a server at {master}")
+        print_message(f"the agent is connected to a server at {master}")
         _stop(service, process, print_message)
-    print_message(f"starting the agent (log: {service.log})")
+    print_message(f"starting an agent (log: {service.log})")
     command = ["zerolab", "agent", "start"]
     command += [] if slots is None else ["--slots", str(slots)]
     command += ["--cpu"] if cpu else []
@@ -262,13 +285,36 @@ def _start_agent(
     while time.monotonic() < deadline:
         registration = read_json(service.file) or {}
         if registration.get("pid") == child.pid and "agent_id" in registration:
+            print_message(_agent_text(url, home, registration["agent_id"]))
             return
         if child.poll() is not None:
-            msg = f"the agent ended as it started; its log, {service.log}, ends with:\n"
+            msg = f"the agent exited during its start; last lines of {service.log}:\n"
             raise UnreachableError(msg + _tail(service.log))
         time.sleep(_POLL_S)
-    msg = f"the agent has not registered after {_UP_S:.0f} s; see {service.log}"
+    msg = f"the agent has not registered within {_UP_S:.0f} s; see {service.log}"
     raise UnreachableError(msg)
+
+
+def _has_other_agent(url: str, home: Home) -> bool:
+    """Return whether an agent other than the background one of this home is connected."""
+    from zerolab.client.http import Client
+
+    own_id = (read_json(agent_of(home).file) or {}).get("agent_id")
+    with Client(url, home.ensure_token()) as client:
+        agents = client.agents()
+    return any(agent["state"] in _CONNECTED and agent["id"] != own_id for agent in agents)
+
+
+def _agent_text(url: str, home: Home, agent_id: int) -> str:
+    from zerolab.client.http import Client
+
+    with Client(url, home.ensure_token()) as client:
+        agent = next((agent for agent in client.agents() if agent["id"] == agent_id), None)
+    if agent is None:
+        return "agent is connected"
+    slots = agent["slots"]
+    kinds = " and ".join(dict.fromkeys(str(slot["device"]) for slot in slots)) or "no"
+    return f"agent {agent['name']} is connected: {len(slots)} slot(s), {kinds}"
 
 
 def _start(
@@ -303,13 +349,11 @@ def _stop(
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(signal.SIGTERM)
     if not wait_for_end([process], _DOWN_S):
-        print_message(
-            f"the {service.name} does not end by itself after {_DOWN_S:.0f} s: killing it"
-        )
+        print_message(f"the {service.name} has not stopped within {_DOWN_S:.0f} s; killing it")
         kill_tree(process.pid)
 
 
 def _tail(log: Path) -> str:
     from zerolab.contract.outcome import tail
 
-    return tail(log, 15)
+    return tail(log, 15) or f"(empty; check the free disk space with `df -h {log.parent}`)"

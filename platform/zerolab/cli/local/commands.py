@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from zerolab.cli.connection import connect, named_master
-from zerolab.cli.output import Port, print_message, result
+from zerolab.cli.output import AsJson, Port, print_json, print_message, result
 from zerolab.paths import Home
 
 __all__ = ["agent_token", "down", "token", "up"]
@@ -15,17 +15,20 @@ def up(
     context: typer.Context,
     port: Port = None,
     slots: Annotated[
-        int | None, typer.Option(help="Slots that the agent offers. Default: all GPUs, else cores.")
+        int | None,
+        typer.Option(help="Slots of the agent. Default: all GPUs, or else all CPU cores."),
     ] = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Offer CPU slots although there are GPUs.")] = (
+    cpu: Annotated[bool, typer.Option("--cpu", help="Use CPU slots even if there are GPUs.")] = (
         False
     ),
-    agent: Annotated[bool, typer.Option(help="Start an agent on this machine too.")] = True,
+    agent: Annotated[bool, typer.Option(help="Start an agent on this machine.")] = True,
+    as_json: AsJson = False,
 ) -> None:
-    """Start the server and an agent in the background, unless they run.
+    """Start the server and an agent in the background.
 
-    Prints the server's address. Other options are passed to the server: `python -m zeroserver
-    --help`.
+    Prints the address of the server. What runs already keeps running. Other options are passed to
+    the server; `python -m zeroserver --help` lists them.
+
     Example: zerolab up --slots 2 --log-megabytes 16
     """
     from zerolab.cli.local.background import start_services
@@ -34,52 +37,67 @@ def up(
         Home.default(), port=port, slots=slots, cpu=cpu, agent=agent, server_options=context.args,
         print_message=print_message,
     )  # fmt: skip
-    result(url)
+    if as_json:
+        print_json({"url": url})
+    else:
+        result(url)
 
 
 def down() -> None:
-    """Stop the agent (its runs checkpoint first) and the server.
+    """Stop the server and the agent of this machine.
 
-    Runs resume from their checkpoints after the next `zerolab up`.
+    Runs save a checkpoint first. They resume from it after the next `zerolab up`.
     """
     from zerolab.cli.local.background import stop_services
 
     if not stop_services(Home.default(), print_message):
-        print_message("nothing was running")
+        print_message("no server or agent of this installation is running")
 
 
 Renew = Annotated[
-    bool, typer.Option("--renew", help="Make a new one first; the old one is void at once.")
+    bool,
+    typer.Option("--renew", help="Create a new token first. The old token becomes invalid."),
 ]
 
 
-def token(renew: Renew = False) -> None:
-    """Print the token of this installation, for curl and other programs.
+def token(renew: Renew = False, as_json: AsJson = False) -> None:
+    """Print the access token, for curl and other programs.
 
     Example: curl -H "Authorization: Bearer $(zerolab token)" "$(zerolab status --url)/api/v1/info"
     """
     home = Home.default()
     if not renew:
-        result(home.read_token() or home.create().ensure_token())
+        secret = home.read_token() or home.create().ensure_token()
     elif _has_server(home):
         with connect(home) as client:
-            result(client.renew_token())
+            secret = client.renew_token()
     else:
-        result(home.create().replace_token())
+        secret = home.create().replace_token()
+    _print_token(secret, as_json=as_json)
 
 
-def agent_token(renew: Renew = False) -> None:
-    """Print the join token, with which agents of other machines connect.
+def agent_token(renew: Renew = False, as_json: AsJson = False) -> None:
+    """Print the token with which agents of other machines connect.
 
-    It is valid for the routes of agents only. Example: zerolab agent token > agent.token
+    It gives access to the routes of agents only.
+
+    Example: zerolab agent token > agent.token
     """
     home = Home.default()
     if _has_server(home):
         with connect(home) as client:
-            result(client.agent_token(renew=renew))
+            secret = client.agent_token(renew=renew)
     else:
         home.create()
-        result(home.replace_agent_token() if renew else home.ensure_agent_token())
+        secret = home.replace_agent_token() if renew else home.ensure_agent_token()
+    _print_token(secret, as_json=as_json)
+
+
+def _print_token(secret: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"token": secret})
+    else:
+        result(secret)
 
 
 def _has_server(home: Home) -> bool:

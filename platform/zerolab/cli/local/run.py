@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zerolab.cli.output import (
+    AsJson,
     ColoredText,
     Port,
     checkpoint_text,
     end_state,
     number,
     print_fields,
+    print_json,
     print_message,
     unread_text,
 )
@@ -29,18 +31,22 @@ def run(
     model_dir: ModelDir = None,
     test: Test = False,
     slots: Annotated[
-        int | None, typer.Option(help="Slots of the agent, if this command starts it.")
+        int | None, typer.Option(help="Slots of the agent, if this command starts one.")
     ] = None,
     cpu: Annotated[
-        bool, typer.Option("--cpu", help="Train on CPU slots although there are GPUs.")
+        bool, typer.Option("--cpu", help="Use CPU slots even if there are GPUs.")
     ] = False,
     port: Port = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Run an experiment: start services, submit, show progress, print the result.
+    """Train an experiment, show its progress, and print the result.
 
-    Exit code 0 when it completed, 3 when it completed with failed trials, else 1. Ctrl-C leaves it
-    running.
-    Example: zerolab run examples/digits/experiment.yaml
+    Starts a server if none is running, and an agent if none is connected. Ctrl-C stops watching;
+    the experiment continues. Exit code: 0 if it completed, 3 if it completed and some trials
+    failed, else 1.
+
+    Example: zerolab run my-project
+    zerolab run examples/digits/experiment.yaml --test
     """
     from zerolab.cli.connection import connect, named_master
     from zerolab.cli.local.background import start_services
@@ -51,24 +57,30 @@ def run(
     content, archive = read_submission(config, model_dir)
     home = Home.default()
     if named_master() is None:
-        start_services(home, port=port, slots=slots, cpu=cpu, print_message=print_message)
+        start_services(
+            home, port=port, slots=slots, cpu=cpu, agent=None, print_message=print_message
+        )
     with connect(home) as client:
         experiment = client.create_experiment(content, archive, test=test)
         experiment_id = experiment["id"]
-        print_message(f"experiment {experiment_id} is submitted")
+        print_message(f"submitted experiment {experiment_id} ({experiment['name']})")
         print_waiting_reason(experiment)
+        print_message(f"live charts: {client.login_link()}")
         try:
             display = PARTS.find("live_progress")
             wait = display.watch if display else wait_for_end
             finished = wait(client, experiment_id)
         except KeyboardInterrupt:
             print_message(
-                f"\ndetached: experiment {experiment_id} goes on; see it with "
-                f"`zerolab experiment describe {experiment_id}`, "
+                f"\nexperiment {experiment_id} continues in the background; "
+                f"show it with `zerolab experiment describe {experiment_id}`, "
                 f"stop it with `zerolab experiment cancel {experiment_id}`"
             )
             raise typer.Exit(EXIT_DETACHED) from None
-        _conclude(client, finished)
+        if as_json:
+            print_json({**finished, "best_checkpoint": client.best_checkpoint(experiment_id)})
+        else:
+            _conclude(client, finished)
     if exit_code(finished):
         raise typer.Exit(exit_code(finished))
 
@@ -98,5 +110,12 @@ def _conclude(client: "Client", finished: dict[str, Any]) -> None:
             "browse": client.login_link(),
         }
     )
-    if problem:
-        print_message(f"see `zerolab experiment logs {finished['id']}`")
+    next_steps = {f"zerolab logs {finished['id']}": "print the logs"} if problem else {}
+    next_steps["zerolab open"] = "open the charts in a browser"
+    if saved["checkpoint"]:
+        uuid = saved["checkpoint"]["uuid"][:8]
+        next_steps[f"zerolab checkpoint download {uuid} best/"] = "get the best weights"
+    width = max(map(len, next_steps))
+    print_message("next:")
+    for command, purpose in next_steps.items():
+        print_message(f"  {command:<{width}}  # {purpose}")

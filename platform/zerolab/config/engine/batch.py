@@ -9,7 +9,18 @@ __all__ = ["BatchSizes", "keep_batch", "keep_planned_batch", "planned_size", "re
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Consistent numbers of samples and micro-batches of an optimizer step."""
+    """Consistent numbers of samples and micro-batches of an optimizer step.
+
+    Args:
+        train: Samples in one optimizer step, over all data-parallel ranks.
+        micro: Samples in one micro-batch on one rank.
+        accumulation_steps: Micro-batches in one optimizer step.
+        dp_world_size: Data-parallel ranks.
+
+    Example:
+        >>> zerolab.config.BatchSizes(32, micro=4, accumulation_steps=2, dp_world_size=4).train
+        32
+    """
 
     train: int
     """Samples in one optimizer step, over all data-parallel ranks."""

@@ -36,7 +36,15 @@ __all__ = ["EngineConfig"]
 
 
 class EngineConfig(Section):
-    """A DeepSpeed-style JSON file; attributes are named as its keys."""
+    """Content of an engine file; attributes are named as its keys.
+
+    The file has DeepSpeed's JSON format; :func:`load_engine_config` reads it.
+
+    Example:
+        >>> config = zerolab.config.load_engine_config({"train_batch_size": 8})
+        >>> config.gradient_clipping
+        0.0
+    """
 
     train_batch_size: PositiveInt | None = None
     """Samples in one optimizer step, over all data-parallel ranks."""
@@ -224,8 +232,16 @@ class EngineConfig(Section):
         Args:
             world_size: All ranks.
 
+        Returns:
+            Number of data-parallel ranks.
+
         Raises:
             ConfigError: If it is not divisible.
+
+        Example:
+            >>> content = {"train_batch_size": 8, "tensor_parallel": {"autotp_size": 2}}
+            >>> zerolab.config.load_engine_config(content).data_parallel_size(4)
+            2
         """
         problem = self.layout_problem(world_size)
         if problem is not None:
@@ -267,7 +283,11 @@ class EngineConfig(Section):
         return self.tensor_parallel.size * (self.pipeline.stages or 1)
 
     def layout_problem(self, world_size: int) -> str | None:
-        """Return why a number of ranks cannot be laid out, in one line, or None."""
+        """Return why a number of ranks cannot be laid out.
+
+        Returns:
+            One line, or None without a problem.
+        """
         size, shard = self.model_parallel_size, self.zero_optimization.shard_ranks
         if world_size % size:
             sizes = {
@@ -294,6 +314,11 @@ class EngineConfig(Section):
 
         Raises:
             ConfigError: If both the train and the micro-batch size are missing, or they disagree.
+
+        Example:
+            >>> content = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4}
+            >>> zerolab.config.load_engine_config(content).batch_sizes(dp_world_size=4)
+            BatchSizes(train=32, micro=4, accumulation_steps=2, dp_world_size=4)
         """
         sizes = self._sizes(dp_world_size)
         if isinstance(sizes, str):
@@ -301,7 +326,11 @@ class EngineConfig(Section):
         return sizes
 
     def batch_problem(self, dp_world_size: int) -> str | None:
-        """Return the problem of the batch sizes with these data-parallel ranks, or None."""
+        """Return the problem of the batch sizes with some data-parallel ranks.
+
+        Returns:
+            One line, or None without a problem.
+        """
         sizes = self._sizes(dp_world_size)
         return sizes if isinstance(sizes, str) else None
 

@@ -41,10 +41,10 @@ class PipelineConfig(Section):
     """Layers that are recomputed together in backward; 0 means the value of the
     ``PipelineModule``. ``activation_checkpointing`` decides where their inputs are stored."""
 
-    partition: str | None = hint(None, "partition_method is said where PipelineModule is built")
+    partition: str | None = hint(None, "set partition_method in PipelineModule(...)")
     """Partitioning of layers."""
 
-    seed_layers: bool = hint(False, "seed_layers is said where PipelineModule is built")
+    seed_layers: bool = hint(False, "set seed_layers in PipelineModule(...)")
     """Seed each layer by its index."""
 
     use_reentrant: bool = hint(

@@ -64,6 +64,12 @@ def load_engine_config(
 
     Raises:
         ConfigError: With every problem of the file.
+
+    Example:
+        >>> content = {"train_batch_size": 8, "bf16": {"enabled": True}}
+        >>> config = zerolab.config.load_engine_config(content)
+        >>> config.dtype, config.zero_optimization.stage
+        ('bf16', 0)
     """
     name = "engine config" if isinstance(source, Mapping) else str(source)
     if not isinstance(hyperparameters, Mapping | None):
@@ -288,6 +294,11 @@ def overwrite_deepspeed_config(
 
     Raises:
         ConfigError: If ``base`` is a path that cannot be read as JSON, or an argument is neither.
+
+    Example:
+        >>> base = {"train_batch_size": 8, "zero_optimization": {"stage": 1}}
+        >>> zerotrial.overwrite_deepspeed_config(base, {"zero_optimization": {"stage": 2}})
+        {'train_batch_size': 8, 'zero_optimization': {'stage': 2}}
     """
     problems: list[str] = []
     if not isinstance(base, str | PathLike | Mapping):

@@ -21,7 +21,7 @@ _OFF = "hint: does not exist here, and is off"
 def resolve(
     config: EngineConfig, world_size: int, model_elements: int | None = None
 ) -> list[Entry]:
-    """Return the values that the engine will use, and the origin of each.
+    """Return the values that the engine will use, and their origins.
 
     Args:
         config: The configuration.
@@ -29,10 +29,16 @@ def resolve(
         model_elements: Trainable parameters, in elements, if known; buckets are clamped to them.
 
     Returns:
-        One entry for each key that has an effect, and for each hint about the file.
+        A tuple ``(dotted key, value, origin)`` for each key that has an effect, and for each hint
+        about the file.
 
     Raises:
         ConfigError: If the batch sizes do not fit the number of ranks.
+
+    Example:
+        >>> config = zerolab.config.load_engine_config({"train_batch_size": 8})
+        >>> zerolab.config.resolve(config, world_size=2)[:2]
+        [('train_batch_size', 8, 'file'), ('train_micro_batch_size_per_gpu', 4, 'derived')]
     """
     hints = _hints(config)
     derived = _derived(config, world_size, model_elements)

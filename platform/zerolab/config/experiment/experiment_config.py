@@ -75,7 +75,16 @@ def _entrypoint(value: Any) -> Any:
 
 
 class ExperimentConfig(Section):
-    """An experiment file; attributes are named as its fields."""
+    """Content of an experiment file; attributes are named as its fields.
+
+    :func:`load_experiment` reads it.
+
+    Example:
+        >>> searcher = {"name": "single", "metric": "loss"}
+        >>> content = {"entrypoint": "python train.py", "searcher": searcher}
+        >>> zerolab.config.load_experiment(content).resources.slots_per_trial
+        1
+    """
 
     name: Annotated[
         str, Field(min_length=1, max_length=NAME_CHARACTERS), AfterValidator(check_name)
@@ -161,11 +170,31 @@ class ExperimentConfig(Section):
         return parsed if isinstance(parsed, TrialClass) else None
 
     def policies(self) -> list[LogPolicy]:
-        """Return the effective log policies: the file's, and defaults that it does not replace."""
+        """Return the effective log policies.
+
+        Returns:
+            The file's policies, and defaults that it does not replace.
+
+        Example:
+            >>> searcher = {"name": "single", "metric": "loss"}
+            >>> content = {"entrypoint": "python train.py", "searcher": searcher}
+            >>> [policy.name for policy in zerolab.config.load_experiment(content).policies()]
+            ['CUDA OOM', 'ECC Error']
+        """
         return effective_log_policies(self.log_policies)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the complete file as plain values, with defaults; it can be read again."""
+        """Return the complete file as plain values, with defaults.
+
+        Returns:
+            JSON types, which :func:`load_experiment` can read again.
+
+        Example:
+            >>> searcher = {"name": "single", "metric": "loss"}
+            >>> content = {"entrypoint": "python train.py", "searcher": searcher}
+            >>> zerolab.config.load_experiment(content).to_dict()["max_restarts"]
+            5
+        """
         return self.model_dump(mode="json")
 
 
@@ -180,13 +209,29 @@ class ExperimentFile:
 
 
 def load_experiment(source: str | PathLike[str] | Mapping[str, Any]) -> ExperimentConfig:
-    """Read and check an experiment file, without the engine file that it names.
+    """Read and check an experiment file.
+
+    The engine file that it names is not read; see :func:`check_experiment`.
 
     Args:
         source: Path of a YAML file, or its content.
 
+    Returns:
+        The configuration, with all defaults.
+
     Raises:
         ConfigError: With every problem of the file.
+
+    Example:
+        >>> experiment = zerolab.config.load_experiment({
+        ...     "name": "digits",
+        ...     "entrypoint": "model_def:DigitsTrial",
+        ...     "hyperparameters": {"lr": {"type": "log", "minval": -4, "maxval": -1}},
+        ...     "searcher": {"name": "random", "metric": "loss", "max_trials": 4,
+        ...                  "max_length": {"epochs": 3}},
+        ... })
+        >>> experiment.searcher.max_trials, experiment.searcher.max_length.epochs
+        (4, 3)
     """
     name = "experiment" if isinstance(source, Mapping) else str(source)
     content = to_json_values(source) if isinstance(source, Mapping) else read_yaml(source)

@@ -1,26 +1,40 @@
-"""Commands of ``zerolab agent`` that list, close and remove agents."""
+"""Commands of ``zerolab agent`` that list, disable and delete agents."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerolab.cli.connection import connect
+from zerolab.cli.connection import complete_from_server, connect
 from zerolab.cli.output import AsJson, print_json, print_table, result
 from zerolab.errors import NotFoundError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from zerolab.client.http import Client
 
-__all__ = ["disable", "drain", "enable", "list_agents", "remove", "row_of"]
+__all__ = ["delete", "disable", "drain", "enable", "list_agents", "row_of"]
 
-WhichAgent = Annotated[str, typer.Argument(help="Name or id of the agent.")]
+
+def _names(client: "Client", _context: typer.Context) -> "Iterable[tuple[object, str]]":
+    yield from ((agent["name"], agent["state"]) for agent in client.agents())
+
+
+WhichAgent = Annotated[
+    str,
+    typer.Argument(help="Name or id of the agent.", autocompletion=complete_from_server(_names)),
+]
 OfSlots = Annotated[
-    list[int] | None, typer.Option("--slot", help="Only this slot; may be repeated.")
+    list[int] | None,
+    typer.Option("--slot", metavar="N", help="Change only this slot. May be repeated."),
 ]
 
 
 def list_agents(as_json: AsJson = False) -> None:
-    """List the agents with their slots and states."""
+    """List the agents with their slots and states.
+
+    Example: zerolab agent list
+    """
     with connect() as client:
         agents = client.agents()
     if as_json:
@@ -50,12 +64,12 @@ def row_of(agent: dict[str, Any]) -> tuple[Any, ...]:
 def disable(
     agent: WhichAgent,
     slot: OfSlots = None,
-    drain: Annotated[bool, typer.Option("--drain", help="Let what runs there finish.")] = False,
+    drain: Annotated[bool, typer.Option("--drain", help="Let its runs finish.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start no new runs on an agent or some of its slots, and move its runs.
+    """Stop using an agent or some of its slots, and move its runs.
 
-    Its runs save a checkpoint and resume from it on other slots.
+    The runs save a checkpoint and resume on other slots.
     """
     _close(agent, slot, drain=drain, as_json=as_json)
 
@@ -63,26 +77,33 @@ def disable(
 def drain(
     agent: WhichAgent,
     preempt: Annotated[
-        bool, typer.Option("--preempt", help="What runs there checkpoints now and goes elsewhere.")
+        bool, typer.Option("--preempt", help="Move its runs now, as `zerolab agent disable` does.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start no new runs on an agent, and let its runs finish."""
+    """Start no new runs on an agent; its runs finish."""
     _close(agent, None, drain=not preempt, as_json=as_json)
 
 
 def enable(agent: WhichAgent, slot: OfSlots = None, as_json: AsJson = False) -> None:
-    """Start runs again on an agent, or on some of its slots."""
+    """Use an agent, or some of its slots, again."""
     with connect() as client:
         resource = client.agent_action(_id_of(client, agent), "enable", slots=slot or None)
     _print_state(resource, as_json=as_json)
 
 
-def remove(agent: WhichAgent) -> None:
-    """Remove an agent that has left; run history is kept."""
+def delete(agent: WhichAgent, as_json: AsJson = False) -> None:
+    """Delete an agent that has disconnected.
+
+    The history of its runs is kept.
+    """
     with connect() as client:
-        client.delete_agent(_id_of(client, agent))
-    result(f"agent {agent} is forgotten")
+        agent_id = _id_of(client, agent)
+        client.delete_agent(agent_id)
+    if as_json:
+        print_json({"id": agent_id, "deleted": True})
+    else:
+        result(f"agent {agent} is deleted")
 
 
 def _close(agent: str, slots: list[int] | None, *, drain: bool, as_json: bool) -> None:
@@ -98,7 +119,7 @@ def _print_state(agent: dict[str, Any], *, as_json: bool) -> None:
         return
     off = [str(slot["id"]) for slot in agent["slots"] if not slot["enabled"]]
     used = sum(slot["run_id"] is not None for slot in agent["slots"])
-    message = f"agent {agent['name']} is {agent['state']}; {used} of its slots are held"
+    message = f"agent {agent['name']} is {agent['state']}; {used} of its slots are in use"
     result(message + (f"; disabled: {', '.join(off)}" if off and agent["enabled"] else ""))
 
 

@@ -1,9 +1,10 @@
-"""Commands of ``zerolab checkpoint`` that remove checkpoints."""
+"""Commands of ``zerolab checkpoint`` that delete checkpoints."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from zerolab.cli.checkpoint import complete_uuid
 from zerolab.cli.connection import ExperimentId, connect
 from zerolab.cli.output import AsJson, Yes, print_json, print_message, print_table
 from zerolab.formatting import size_text
@@ -13,23 +14,35 @@ if TYPE_CHECKING:
 
 __all__ = ["delete", "gc"]
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be deleted; delete nothing.")
+]
 
 
 def delete(
     uuids: Annotated[
-        list[str], typer.Argument(help="Uuids of the checkpoints, or their first characters.")
+        list[str],
+        typer.Argument(
+            help="UUIDs of the checkpoints, or their first 4 or more characters.",
+            autocompletion=complete_uuid,
+        ),
     ],
     glob: Annotated[
-        list[str] | None, typer.Option(help="Only files like this; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Delete only files that match, such as 'model0/rank-*'. May be repeated.",
+        ),
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove checkpoints, or some of their files; checkpoints in use are refused.
+    """Delete checkpoints, or some of their files.
 
-    Example: zerolab checkpoint delete 2f0c... --glob 'model0/rank-*'
+    A checkpoint that a trial or a registered model needs is not deleted.
+
+    Example: zerolab checkpoint delete 2f0c --dry-run
     """
     with connect() as client:
         if not (dry_run or yes):
@@ -41,19 +54,21 @@ def delete(
 def gc(
     experiment_id: ExperimentId,
     save_experiment_best: Annotated[
-        int | None, typer.Option(help="Number of the experiment's best to keep.")
+        int | None, typer.Option(help="Keep the N best checkpoints of the experiment.")
     ] = None,
     save_trial_best: Annotated[
-        int | None, typer.Option(help="Number of each trial's best to keep.")
+        int | None, typer.Option(help="Keep the N best checkpoints of each trial.")
     ] = None,
     save_trial_latest: Annotated[
-        int | None, typer.Option(help="Number of each trial's newest to keep.")
+        int | None, typer.Option(help="Keep the N newest checkpoints of each trial.")
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set an experiment's retention of checkpoints, and remove the others.
+    """Change the retention of checkpoints, and delete the others.
+
+    The experiment keeps this policy for later checkpoints.
 
     Example: zerolab checkpoint gc 1 --save-trial-best 0 --dry-run
     """
@@ -78,7 +93,7 @@ def _ask(plan: "Json") -> None:
         typer.Abort: If the user declines.
     """
     size, count = size_text(plan["size_bytes"]), len(plan["checkpoints"])
-    typer.confirm(f"Remove {size} of {count} checkpoint(s)?", abort=True, err=True)
+    typer.confirm(f"Delete {size} of {count} checkpoint(s)?", abort=True, err=True)
 
 
 def _print_removal(answer: "Json", as_json: bool) -> None:
@@ -98,5 +113,5 @@ def _print_removal(answer: "Json", as_json: bool) -> None:
     ]
     if rows:
         print_table(["uuid", "trial", "batch", "files", "size"], rows)
-    done = "would be removed" if answer["dry_run"] else "removed"
+    done = "would be deleted" if answer["dry_run"] else "deleted"
     print_message(f"{size_text(answer['size_bytes'])} of {len(rows)} checkpoint(s) {done}")

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from zerolab.cli.groups import Group, command_group
-from zerolab.cli.output import print_message, result
+from zerolab.cli.output import AsJson, print_json, print_message, result
 
 __all__ = ["group"]
 
 _MARK = "# Written by `zerolab deepspeed install-command`"
 _LONGEST_SHEBANG = 120
 _EXPLANATION = (
-    "`zerolab deepspeed` starts no script: use `zerolab launch --as-deepspeed train.py ...`, which "
-    "takes the options of DeepSpeed's launcher; `zerolab deepspeed install-command` makes it a "
-    "command of the name `deepspeed`"
+    "`zerolab deepspeed` does not start scripts: use `zerolab launch --as-deepspeed train.py ...`, "
+    "which accepts the options of DeepSpeed's launcher; `zerolab deepspeed install-command` "
+    "installs it as the command `deepspeed`"
 )
 
 
@@ -30,16 +30,17 @@ class _DeepspeedGroup(Group):
 
 
 group = command_group(
-    "A command `deepspeed` for scripts and recipes that call it.", _DeepspeedGroup
+    "Install a command `deepspeed` for scripts that call it.", _DeepspeedGroup, panel="Train"
 )
 
 
 @group.command("install-command")
-def install_command() -> None:
-    """Install a command `deepspeed` next to this Python, and print its path.
+def install_command(as_json: AsJson = False) -> None:
+    """Install a command `deepspeed`, and print its path.
 
-    It runs `zerolab launch --as-deepspeed`: scripts get this engine by `import deepspeed`. An
-    existing `deepspeed` is an error.
+    It runs `zerolab launch --as-deepspeed`, so that `import deepspeed` in a script imports
+    Zerolab's engine. It does not replace an installed DeepSpeed.
+
     Example: zerolab deepspeed install-command
     """
     from zerolab.errors import ConfigError, ConflictError
@@ -58,14 +59,17 @@ def install_command() -> None:
         temporary.unlink(missing_ok=True)
         problem = f"{file}: cannot be written ({error.strerror or error})"
         raise ConfigError("deepspeed", [f"{problem}; use a virtual environment of yours"]) from None
-    result(str(file))
+    if as_json:
+        print_json({"path": str(file)})
+    else:
+        result(str(file))
     if str(file.parent) not in os.environ.get("PATH", "").split(os.pathsep):
         print_message(f"{file.parent} is not in PATH: add it, or call the file by its path")
 
 
 @group.command("uninstall-command")
 def uninstall_command() -> None:
-    """Remove the command `deepspeed` of `install-command`.
+    """Delete the command that `install-command` wrote.
 
     Example: zerolab deepspeed uninstall-command
     """
@@ -75,9 +79,9 @@ def uninstall_command() -> None:
     if not os.path.lexists(file):
         raise NotFoundError(f"there is no {file}: `zerolab deepspeed install-command` installs it")
     if not _is_installed_by_us(file):
-        raise ConflictError(f"{file} was not installed by zerolab; it stays as it is")
+        raise ConflictError(f"{file} was not installed by zerolab; it is not deleted")
     file.unlink()
-    print_message(f"{file} is removed")
+    print_message(f"deleted {file}")
 
 
 def _target_file() -> Path:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from zerolab.cli.groups import in_panel
 from zerolab.cli.output import AsJson, ColoredText, print_json, print_message, print_table
 from zerolab.paths import Home
 
@@ -46,10 +47,12 @@ class Check:
     remedy: str = ""
 
 
+@in_panel("Server")
 def doctor(as_json: AsJson = False) -> None:
-    """Check interpreter, torch, GPUs, disk, ports, server, agent and versions of this machine.
+    """Check Python, torch, GPUs, disk, ports and the server.
 
-    Exit code 1 if there is a problem. Nothing is started or changed.
+    Changes nothing. Exit code 1 if there is a problem.
+
     Example: zerolab doctor
     """
     home = Home.default()
@@ -65,7 +68,7 @@ def doctor(as_json: AsJson = False) -> None:
             (ColoredText(check.state, tones[check.state]), check.name, check.detail)
             for check in checks
         ]
-        print_table(("state", "check", "found"), rows)
+        print_table(("state", "check", "result"), rows)
         for result in checks:
             if result.remedy:
                 print_message(f"{result.name}: {result.remedy}")
@@ -226,7 +229,7 @@ def _check_response(client: "Client", url: str) -> Iterator[Check]:
     slots = f"{cluster['slots']} slot(s), {cluster['free_slots']} free"
     lost_text = f"; without contact: {', '.join(lost)}" if lost else ""
     state: Literal["ok", "warning"] = "warning" if lost or not alive else "ok"
-    remedy = "start an agent there (`zerolab agent start`), or `zerolab agent remove NAME`"
+    remedy = "start an agent there (`zerolab agent start`), or `zerolab agent delete NAME`"
     text = f"{', '.join(alive) or 'none'}, {slots}{lost_text}"
     yield Check("agents", state, text, remedy if state == "warning" else "")
 

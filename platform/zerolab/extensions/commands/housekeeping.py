@@ -5,8 +5,11 @@ from typing import Annotated
 import typer
 
 from zerolab.cli.connection import ExperimentId, TrialId, connect
-from zerolab.cli.output import Yes, print_message
+from zerolab.cli.groups import in_panel
+from zerolab.cli.output import AsJson, Yes, print_done
 from zerolab.errors import ConfigError
+
+_ORGANIZE = in_panel("Organize")
 
 __all__ = [
     "archive_experiment",
@@ -19,18 +22,21 @@ __all__ = [
 ]
 
 
+@_ORGANIZE
 def change_experiment(
     experiment_id: ExperimentId,
     name: Annotated[str | None, typer.Option(help="New name.")] = None,
     description: Annotated[str | None, typer.Option(help="New description.")] = None,
     notes: Annotated[str | None, typer.Option(help="New notes.")] = None,
     label: Annotated[
-        list[str] | None, typer.Option(help="Label; may be repeated; replaces all labels.")
+        list[str] | None,
+        typer.Option(metavar="LABEL", help="Replace all labels with this one. May be repeated."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Change the name, description, notes or labels.
 
-    Example: change 1 --label best
+    Example: zerolab experiment change 1 --label best
     """
     values = {"name": name, "description": description, "notes": notes, "labels": label}
     changes = {key: value for key, value in values.items() if value}
@@ -38,52 +44,69 @@ def change_experiment(
         problem = "give at least one of --name, --description, --notes, --label"
         raise ConfigError("zerolab experiment change", [problem])
     with connect() as client:
-        client.patch_experiment(experiment_id, **changes)
-    print_message(f"experiment {experiment_id} is changed")
+        changed = client.patch_experiment(experiment_id, **changes)
+    message = f"updated {' and '.join(changes)} of experiment {experiment_id}"
+    print_done(changed, message, as_json=as_json)
 
 
-def archive_experiment(experiment_id: ExperimentId) -> None:
-    """Archive an ended experiment: lists omit it, its data is kept."""
+@_ORGANIZE
+def archive_experiment(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
+    """Hide an ended experiment from lists; its data is kept."""
     with connect() as client:
-        client.experiment_action(experiment_id, "archive")
-    print_message(f"experiment {experiment_id} is archived")
+        changed = client.experiment_action(experiment_id, "archive")
+    print_done(changed, f"experiment {experiment_id} is archived", as_json=as_json)
 
 
-def unarchive_experiment(experiment_id: ExperimentId) -> None:
-    """Unarchive an experiment: lists show it again."""
+@_ORGANIZE
+def unarchive_experiment(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
+    """Show an archived experiment in lists again."""
     with connect() as client:
-        client.experiment_action(experiment_id, "unarchive")
-    print_message(f"experiment {experiment_id} is not archived any more")
+        changed = client.experiment_action(experiment_id, "unarchive")
+    print_done(changed, f"experiment {experiment_id} is no longer archived", as_json=as_json)
 
 
-def delete_experiment(experiment_id: ExperimentId, yes: Yes = False) -> None:
-    """Delete an ended experiment with its metrics, logs and checkpoints."""
+@_ORGANIZE
+def delete_experiment(
+    experiment_id: ExperimentId, yes: Yes = False, as_json: AsJson = False
+) -> None:
+    """Delete an experiment with its metrics, logs and checkpoints.
+
+    The experiment must have ended.
+    """
     _confirm_deletion(f"experiment {experiment_id}", yes)
     with connect() as client:
         client.delete_experiment(experiment_id)
-    print_message(f"experiment {experiment_id} is deleted")
+    deleted = {"id": experiment_id, "deleted": True}
+    print_done(deleted, f"experiment {experiment_id} is deleted", as_json=as_json)
 
 
-def archive_trial(trial_id: TrialId) -> None:
-    """Archive an ended trial: lists omit it, its data is kept."""
+@_ORGANIZE
+def archive_trial(trial_id: TrialId, as_json: AsJson = False) -> None:
+    """Hide an ended trial from lists; its data is kept."""
     with connect() as client:
-        client.trial_action(trial_id, "archive")
-    print_message(f"trial {trial_id} is archived")
+        changed = client.trial_action(trial_id, "archive")
+    print_done(changed, f"trial {trial_id} is archived", as_json=as_json)
 
 
-def unarchive_trial(trial_id: TrialId) -> None:
-    """Unarchive a trial: lists show it again."""
+@_ORGANIZE
+def unarchive_trial(trial_id: TrialId, as_json: AsJson = False) -> None:
+    """Show an archived trial in lists again."""
     with connect() as client:
-        client.trial_action(trial_id, "unarchive")
-    print_message(f"trial {trial_id} is not archived any more")
+        changed = client.trial_action(trial_id, "unarchive")
+    print_done(changed, f"trial {trial_id} is no longer archived", as_json=as_json)
 
 
-def delete_trial(trial_id: TrialId, yes: Yes = False) -> None:
-    """Delete a trial of an ended experiment with its metrics, logs and checkpoints."""
+@_ORGANIZE
+def delete_trial(trial_id: TrialId, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Delete a trial with its metrics, logs and checkpoints.
+
+    The experiment must have ended.
+    """
     _confirm_deletion(f"trial {trial_id}", yes)
     with connect() as client:
         client.delete_trial(trial_id)
-    print_message(f"trial {trial_id} is deleted")
+    deleted = {"id": trial_id, "deleted": True}
+    print_done(deleted, f"trial {trial_id} is deleted", as_json=as_json)
 
 
 def _confirm_deletion(subject: str, yes: bool) -> None:

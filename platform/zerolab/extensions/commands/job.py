@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zerolab.cli.connection import ExperimentId, id_of
+from zerolab.cli.connection import ExperimentId, complete_experiment, id_of
 from zerolab.cli.groups import NUMBERS, command_group
 from zerolab.cli.output import AsJson, print_json, print_table, result
 
@@ -13,17 +13,24 @@ if TYPE_CHECKING:
 
 __all__ = ["group"]
 
-group = command_group("The queue: experiments that hold slots or wait for them.")
-changes = command_group("Update queue settings of an experiment.")
+group = command_group("Show and reorder the queue of experiments.", panel="Queue and machines")
+changes = command_group("Change the queue settings of an experiment.")
 group.add_typer(changes, name="set")
 
 
 @group.command("list")
 def list_jobs(
-    pool: Annotated[str | None, typer.Option(help="Only of this pool.")] = None,
+    pool: Annotated[
+        str | None, typer.Option(metavar="NAME", help="List only the experiments of this pool.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the queue: running and waiting experiments, with the reason for waiting."""
+    """List running and waiting experiments, in the order of the queue.
+
+    Shows why an experiment waits.
+
+    Example: zerolab job list
+    """
     from zerolab.cli.connection import connect
 
     with connect() as client:
@@ -66,14 +73,29 @@ def move(
     experiment_id: ExperimentId,
     ahead_of: Annotated[
         int | None,
-        typer.Option(parser=id_of("experiment"), help="Directly before this experiment."),
+        typer.Option(
+            "--ahead-of",
+            parser=id_of("experiment"),
+            metavar="EXPERIMENT_ID",
+            help="Move it directly before this experiment.",
+            autocompletion=complete_experiment,
+        ),
     ] = None,
     behind: Annotated[
-        int | None, typer.Option(parser=id_of("experiment"), help="Directly after this experiment.")
+        int | None,
+        typer.Option(
+            "--behind",
+            parser=id_of("experiment"),
+            metavar="EXPERIMENT_ID",
+            help="Move it directly after this experiment.",
+            autocompletion=complete_experiment,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put an experiment ahead of another one in the queue, or behind it, at its priority.
+    """Move an experiment before or after another one in the queue.
+
+    It gets the priority of the other one.
 
     Example: zerolab job move 7 --ahead-of 3
     """
@@ -81,14 +103,14 @@ def move(
     from zerolab.errors import ConfigError
 
     if (ahead_of is None) == (behind is None):
-        raise ConfigError("job move", ["name one of --ahead-of ID and --behind ID"])
+        raise ConfigError("job move", ["give either --ahead-of ID or --behind ID"])
     with connect() as client:
         job = client.move_job(experiment_id, ahead_of=ahead_of, behind=behind)
     if as_json:
         print_json(job)
         return
     result(
-        f"experiment {experiment_id} is number {job['place']} in pool {job['pool']}, "
+        f"experiment {experiment_id} is at position {job['place']} of pool {job['pool']}, "
         f"with priority {job['priority']}"
     )
 
@@ -96,28 +118,46 @@ def move(
 @changes.command("priority", context_settings=NUMBERS)
 def set_priority(
     experiment_id: ExperimentId,
-    priority: Annotated[int, typer.Argument(help="1 to 99; a smaller number goes first.")],
+    priority: Annotated[int, typer.Argument(help="1 to 99; a smaller number starts first.")],
+    as_json: AsJson = False,
 ) -> None:
-    """Set the priority of an experiment; other runs may be preempted for it."""
-    _set(experiment_id, "priority", priority, heeded_by={"fair_share", "priority"})
+    """Set the priority of an experiment.
+
+    Runs of a lower priority may be preempted: they save a checkpoint and wait.
+
+    Example: zerolab job set priority 7 10
+    """
+    policies = {"fair_share", "priority"}
+    _set(experiment_id, "priority", priority, heeded_by=policies, as_json=as_json)
 
 
 @changes.command("weight", context_settings=NUMBERS)
 def set_weight(
     experiment_id: ExperimentId,
-    weight: Annotated[float, typer.Argument(help="Above 0; twice as much is twice the slots.")],
+    weight: Annotated[
+        float, typer.Argument(help="Number above 0; twice the weight gets twice the slots.")
+    ],
+    as_json: AsJson = False,
 ) -> None:
-    """Set the share of an experiment among experiments of its priority."""
-    _set(experiment_id, "weight", weight, heeded_by={"fair_share"})
+    """Set the share of an experiment among those of its priority.
+
+    Example: zerolab job set weight 7 2
+    """
+    _set(experiment_id, "weight", weight, heeded_by={"fair_share"}, as_json=as_json)
 
 
-def _set(experiment_id: int, name: str, value: float, heeded_by: set[str]) -> None:
+def _set(
+    experiment_id: int, name: str, value: float, *, heeded_by: set[str], as_json: bool
+) -> None:
     """Update a queue setting of an experiment, with a note if the pool's policy ignores it."""
     from zerolab.cli.connection import connect
 
     with connect() as client:
         job = client.patch_job(experiment_id, **{name: value})
         policies = {pool["name"]: pool["policy"] for pool in client.pools()}
+    if as_json:
+        print_json(job)
+        return
     message = f"experiment {experiment_id} has {name} {job[name]:g}"
     policy = policies.get(job["pool"])
     if policy is not None and policy not in heeded_by:
@@ -128,9 +168,15 @@ def _set(experiment_id: int, name: str, value: float, heeded_by: set[str]) -> No
 @changes.command("max-slots", context_settings=NUMBERS)
 def set_max_slots(
     experiment_id: ExperimentId,
-    max_slots: Annotated[str, typer.Argument(help="Most slots at a time, or none.")],
+    max_slots: Annotated[str, typer.Argument(help="Maximum number of slots, or none.")],
+    as_json: AsJson = False,
 ) -> None:
-    """Limit the total slots of an experiment's trials; running trials continue."""
+    """Limit the slots of all trials of an experiment.
+
+    Running trials continue.
+
+    Example: zerolab job set max-slots 7 4
+    """
     from zerolab.cli.connection import connect
     from zerolab.errors import ConfigError
 
@@ -141,6 +187,8 @@ def set_max_slots(
         limit = None if max_slots == "none" else int(max_slots)
         job = client.patch_job(experiment_id, max_slots=limit)
     most = job["max_slots"]
-    result(
-        f"experiment {experiment_id} holds " + ("any slots" if most is None else f"at most {most}")
-    )
+    limit_text = "no limit of slots" if most is None else f"a limit of {most} slot(s)"
+    if as_json:
+        print_json(job)
+    else:
+        result(f"experiment {experiment_id} has {limit_text}")

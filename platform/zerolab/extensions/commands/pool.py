@@ -4,20 +4,25 @@ from typing import Annotated
 
 import typer
 
+from zerolab.cli.connection import complete_from
 from zerolab.cli.groups import NUMBERS, command_group
 from zerolab.cli.output import AsJson, print_json, print_table, result
 
 __all__ = ["pools", "quotas"]
 
-pools = command_group("Resource pools: agents that are scheduled together.")
-quotas = command_group("Quotas: most slots that some experiments hold together.")
+_PANEL = "Queue and machines"
+pools = command_group("List resource pools, and set their scheduling policy.", panel=_PANEL)
+quotas = command_group("Limit the slots of a pool or of a label.", panel=_PANEL)
 
-Group = Annotated[str, typer.Argument(help="pool:NAME or label:NAME.")]
+Group = Annotated[str, typer.Argument(help="The experiments to limit: pool:NAME or label:NAME.")]
 
 
 @pools.command("list")
 def list_pools(as_json: AsJson = False) -> None:
-    """List the pools with their agents, slots and scheduling policies."""
+    """List the pools with their agents, slots and scheduling policies.
+
+    Example: zerolab pool list
+    """
     from zerolab.cli.connection import connect
 
     with connect() as client:
@@ -34,7 +39,15 @@ def list_pools(as_json: AsJson = False) -> None:
 @pools.command("set")
 def set_pool(
     name: Annotated[str, typer.Argument(help="Name of the pool.")],
-    policy: Annotated[str, typer.Option(help="fair_share, priority or fifo.")],
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help="fair_share, priority or fifo.",
+            autocompletion=complete_from("fair_share", "priority", "fifo"),
+        ),
+    ],
+    as_json: AsJson = False,
 ) -> None:
     """Set the scheduling policy of a pool.
 
@@ -49,13 +62,19 @@ def set_pool(
         raise ConfigError("pool", [f"--policy: must be one of {choices}, got {policy!r}"])
     with connect() as client:
         pool = client.put_pool(name, policy)
+    if as_json:
+        print_json(pool)
+        return
     note = "" if pool["agents"] else "; no agent has joined it yet"
     result(f"pool {pool['name']} has the policy {pool['policy']}{note}")
 
 
 @quotas.command("list")
 def list_quotas(as_json: AsJson = False) -> None:
-    """List the quotas with the slots in use."""
+    """List the quotas with the slots in use.
+
+    Example: zerolab quota list
+    """
     from zerolab.cli.connection import connect
 
     with connect() as client:
@@ -70,11 +89,14 @@ def list_quotas(as_json: AsJson = False) -> None:
 @quotas.command("set", context_settings=NUMBERS)
 def set_quota(
     group: Group,
-    max_slots: Annotated[int, typer.Argument(help="Most slots at a time.", min=0)],
+    max_slots: Annotated[int, typer.Argument(help="Maximum number of slots.", min=0)],
+    as_json: AsJson = False,
 ) -> None:
-    """Limit the total slots of the experiments of a pool, or with a label.
+    """Limit the slots of all experiments of a pool or a label.
 
-    Running trials continue. Example: zerolab quota set label:vision 4
+    Running trials continue.
+
+    Example: zerolab quota set label:vision 4
     """
     from zerolab.cli.connection import connect
 
@@ -82,18 +104,27 @@ def set_quota(
     with connect() as client:
         quota = client.put_quota(kind, name, max_slots)
     limit, used = quota["max_slots"], quota["held_slots"]
-    result(f"{quota['group']} may hold {limit} slot(s), and holds {used}")
+    if as_json:
+        print_json(quota)
+    else:
+        result(f"{quota['group']} has a limit of {limit} slot(s); {used} in use")
 
 
-@quotas.command("remove")
-def remove_quota(group: Group) -> None:
-    """Remove a quota."""
+@quotas.command("delete")
+def delete_quota(group: Group, as_json: AsJson = False) -> None:
+    """Delete a quota.
+
+    Example: zerolab quota delete label:vision
+    """
     from zerolab.cli.connection import connect
 
     kind, name = _parts(group)
     with connect() as client:
         client.delete_quota(kind, name)
-    result(f"{group} has no limit")
+    if as_json:
+        print_json({"group": group, "deleted": True})
+    else:
+        result(f"{group} has no limit now")
 
 
 def _parts(group: str) -> tuple[str, str]:

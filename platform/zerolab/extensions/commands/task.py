@@ -1,18 +1,20 @@
-"""Command group ``zerolab task``: commands as jobs of the queue, detached from the terminal."""
+"""Command group ``zerolab task``: commands that run through the queue, in the background."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from zerolab.cli.connection import complete_from, complete_from_server
 from zerolab.cli.groups import command_group
-from zerolab.cli.log_stream import AsJsonLines, OfLevel, OfRank, Tail
+from zerolab.cli.log_stream import AsJsonLines, Follow, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
     AsJson,
     end_state,
+    print_done,
     print_fields,
     print_json,
     print_message,
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["all_slots", "count_slots", "group", "worker_specification"]
 
-group = command_group("Commands on slots, as jobs of the queue.")
+group = command_group("Run any command on slots, through the queue.", panel="Train")
 
 ALL_SLOTS = "ALL_WORKERS"
 """Alternative to the JSON of ``--worker``: all slots of the pool."""
@@ -47,64 +49,91 @@ class Per(StrEnum):
     WORKER = "worker"
 
 
+def _names(client: "Client", _context: typer.Context) -> "Iterable[tuple[object, str]]":
+    yield from ((task["name"], task["state"]) for task in _tasks(client, limit=100))
+
+
+_complete_name = complete_from_server(_names)
+
 TaskName = Annotated[
-    str, typer.Argument(help="Id of the task, or its name; the newest of that name.")
+    str,
+    typer.Argument(
+        help="Id of the task, or its name. Several tasks may have one name: the newest is used.",
+        autocompletion=_complete_name,
+    ),
 ]
 
 
 @group.command(context_settings={"allow_interspersed_args": False})
 def run(
-    command: Annotated[list[str], typer.Argument(help="Command of every rank, after `--`.")],
-    name: Annotated[str, typer.Option(help="Name of the task.")],
-    slots: Annotated[int | None, typer.Option(min=1, help="Slots; one process on each.")] = None,
+    command: Annotated[list[str], typer.Argument(help="Command that each rank runs, after `--`.")],
+    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the task.")],
+    slots: Annotated[int | None, typer.Option(min=1, help="Number of slots. Default: 1.")] = None,
     workers: Annotated[
         str,
         typer.Option(
             "--worker",
-            help='JSON instead of --slots: {"count": 2, "gpus": 1}; or ALL_WORKERS, all slots.',
+            metavar="JSON",
+            help='Instead of --slots: {"count": 2, "gpus": 1}, or ALL_WORKERS for all slots of the '
+            "pool.",
         ),
     ] = "",
     worker_from: Annotated[
         str | None,
         typer.Option(
             "--worker-from",
-            help="Environment variable with that JSON, as a platform may set it. Default: "
-            "DC_DL_CONFIG or ALL_WORKERS, if it contains JSON.",
+            help="Environment variable that contains the JSON of --worker. Default: DC_DL_CONFIG "
+            "or ALL_WORKERS, if it contains JSON.",
             metavar="VARIABLE",
         ),
     ] = None,
     per: Annotated[
-        Per, typer.Option(help="One process for each slot, or for each worker with all its GPUs.")
+        Per, typer.Option(help="Start one process per slot, or one per worker with all its GPUs.")
     ] = Per.SLOT,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines that it may take.")] = 1,
-    pool: Annotated[str, typer.Option(help="The resource pool.")] = "default",
-    priority: Annotated[int, typer.Option(min=1, max=99, help="A smaller number goes first.")] = 42,
+    nodes: Annotated[int, typer.Option(min=1, help="Maximum number of machines.")] = 1,
+    pool: Annotated[str, typer.Option(metavar="NAME", help="Resource pool.")] = "default",
+    priority: Annotated[
+        int, typer.Option(min=1, max=99, help="Priority; a smaller number starts first.")
+    ] = 42,
     queue_time: Annotated[
         int | None,
         typer.Option(
-            "--queue-time", min=1, help="Seconds that it may wait for slots.", metavar="S"
+            "--queue-time",
+            min=1,
+            help="Maximum time to wait for slots.",
+            metavar="SECONDS",
         ),
     ] = None,
     max_restarts: Annotated[
-        int, typer.Option("--max-restarts", min=0, help="How often it starts again on a failure.")
+        int, typer.Option("--max-restarts", min=0, help="Number of restarts after a failure.")
     ] = 0,
     context: Annotated[
-        Path | None, typer.Option(help="Directory that it gets a copy of, and works in.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Directory to copy; the command runs in the copy. Default: this directory.",
+        ),
     ] = None,
     label: Annotated[
-        list[str] | None, typer.Option(help="Label of the task; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="LABEL", help="Label of the task. May be repeated."),
     ] = None,
     as_deepspeed: Annotated[
         bool,
-        typer.Option("--as-deepspeed", help="Its Python finds this engine as `import deepspeed`."),
+        typer.Option(
+            "--as-deepspeed", help="Let `import deepspeed` import Zerolab's engine in the command."
+        ),
     ] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print its log until it has ended.")
+        bool, typer.Option("--follow", "-f", help="Print the logs until the task has ended.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Queue a command and print the task's id; it continues when this terminal is closed.
+    """Queue a command, and print the id of the task.
 
-    Exit code with --follow: 0 when it completed, 1 when it did not.
+    The task continues after this terminal is closed. Exit code with --follow: 0 if it completed,
+    else 1.
+
     Example: zerolab task run --name train --slots 2 -- python train.py
     """
     from zerolab.cli.connection import connect
@@ -139,11 +168,16 @@ def run(
         experiment = client.create_experiment(config, archive)
         print_warnings(experiment)
         if experiment["waiting_reason"]:
-            print_message(f"task {name} waits: {experiment['waiting_reason']}")
-        result(str(experiment["id"]))
+            print_message(f"task {name} is waiting: {experiment['waiting_reason']}")
+        if as_json:
+            print_json(experiment)
+        else:
+            result(str(experiment["id"]))
         if not follow:
             return
-        print_logs(client, "experiment", experiment["id"], LogFilter(), follow=True, as_json=False)
+        print_logs(
+            client, "experiment", experiment["id"], LogFilter(), follow=True, as_json=as_json
+        )
         ended = client.experiment(experiment["id"])
     if ended["state"] != "COMPLETED":
         print_message(f"task {name}: {ended['state']}: {ended['error'] or ''}".rstrip(": "))
@@ -248,15 +282,20 @@ def count_slots(slots: int | None, workers: str) -> tuple[int, int]:
 @group.command("list")
 def list_tasks(
     state: Annotated[
-        str | None, typer.Option(help="Only tasks in this state: ACTIVE, COMPLETED, ERROR...")
+        str | None,
+        typer.Option(
+            metavar="STATE",
+            help="List only tasks in this state: ACTIVE, PAUSED, COMPLETED, CANCELED, ERROR.",
+            autocompletion=complete_from("ACTIVE", "PAUSED", "COMPLETED", "CANCELED", "ERROR"),
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Only tasks with this in the name.")] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of tasks to list.")
+    name: Annotated[
+        str | None, typer.Option(help="List only tasks whose name contains this text.")
     ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number to list.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the tasks, the newest first.
+    """List tasks, newest first.
 
     Example: zerolab task list --state ACTIVE --limit 10
     """
@@ -277,7 +316,7 @@ def list_tasks(
 
 @group.command()
 def describe(name: TaskName, as_json: AsJson = False) -> None:
-    """Show one task: state, command, slots, labels, times, and its error if it has one.
+    """Show one task: state, command, slots, times, error.
 
     Example: zerolab task describe train
     """
@@ -320,15 +359,16 @@ def describe(name: TaskName, as_json: AsJson = False) -> None:
 @group.command()
 def logs(
     name: TaskName,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Follow until the task has ended.")
-    ] = False,
+    follow: Follow = False,
     tail: Tail = None,
     rank: OfRank = None,
     level: OfLevel = None,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Print the logs of a task."""
+    """Print the logs of a task.
+
+    Example: zerolab task logs train --follow
+    """
     from zerolab.cli.connection import connect
     from zerolab.cli.log_stream import LogFilter, print_logs
 
@@ -342,11 +382,20 @@ def logs(
 def stop(
     name: Annotated[
         str,
-        typer.Argument(help="Id or name of the task; by name the one that has not ended."),
+        typer.Argument(
+            help="Id of the task, or the name of a task that has not ended.",
+            autocompletion=_complete_name,
+        ),
     ],
-    kill: Annotated[bool, typer.Option("--kill", help="At once, without time to save.")] = False,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="Stop it at once, without time to save.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Stop a task: its ranks may save a checkpoint, then it ends."""
+    """Stop a task. Its ranks may save a checkpoint first.
+
+    Example: zerolab task stop train
+    """
     from zerolab.cli.connection import connect
     from zerolab.cli.log_stream import ENDED
 
@@ -354,9 +403,9 @@ def stop(
         task = _find(client, name, to_stop=True)
         ended = task["state"] in ENDED
         if not ended:
-            client.experiment_action(task["id"], "kill" if kill else "cancel")
-    end = f"has ended: it stays {task['state']}" if ended else "is stopping"
-    print_message(f"task {task['name']} ({task['id']}) {end}")
+            task = client.experiment_action(task["id"], "kill" if kill else "cancel")
+    end = f"has already ended: {task['state']}" if ended else "is stopping"
+    print_done(task, f"task {task['name']} ({task['id']}) {end}", as_json=as_json)
 
 
 def _tasks(client: "Client", **filters: str | int | None) -> list[dict[str, Any]]:

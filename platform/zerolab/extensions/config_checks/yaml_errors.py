@@ -176,11 +176,15 @@ def _unmatched_indentation(lines: list[str], number: int) -> str | None:
     above = _line_above(lines, number)
     if above is not None and content.startswith("-") != lines[above].lstrip().startswith("-"):
         return _mixed_indentation(lines, number)
-    allowed = " or ".join(map(str, levels))
-    problem = (
-        f"must be indented by as many spaces as the lines it belongs to ({allowed}), got {indent}"
+    if above is None:
+        above = number - 1
+    expected = f"like line {above + 1} ({_indent(lines[above])} spaces)"
+    others = [str(level) for level in levels if level not in {indent, _indent(lines[above])}]
+    expected += f", or by {' or '.join(others)} spaces" if others else ""
+    return (
+        f"line {number + 1}: must be indented {expected}, got {indent}; indent all keys of a block "
+        "equally"
     )
-    return f"line {number + 1}: {problem}; align it with them"
 
 
 def _mixed_indentation(lines: list[str], number: int) -> str:

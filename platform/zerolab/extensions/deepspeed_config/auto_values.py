@@ -243,7 +243,7 @@ def _is_number(value: Any) -> bool:
 
 def _clipping(filling: _AutoResolver) -> _ResolvedValue:
     match = filling.lookup.find(*_names("gradient_clipping"))
-    return match or _ResolvedValue(1.0, "1.0 where nothing says otherwise")
+    return match or _ResolvedValue(1.0, "the default, 1.0")
 
 
 def _precision(filling: _AutoResolver, kind: str) -> _ResolvedValue | None:
@@ -251,7 +251,7 @@ def _precision(filling: _AutoResolver, kind: str) -> _ResolvedValue | None:
     if explicit is not None and explicit.value is not False:
         return explicit
     if mixed is None:
-        return explicit or _ResolvedValue(value=False, origin="off where nothing says otherwise")
+        return explicit or _ResolvedValue(value=False, origin="the default, off")
     word = "no" if mixed.value is False else mixed.value  # YAML reads a bare no as false
     if word not in ("no", "fp32", "fp16", "bf16"):
         problem = f"{mixed.origin}: must be no, fp16 or bf16, got {mixed.value!r}"
@@ -303,9 +303,7 @@ def _warmup(filling: _AutoResolver) -> _ResolvedValue | None:
 
 
 def _lowest_rate(filling: _AutoResolver) -> _ResolvedValue:
-    return filling.lookup.find("warmup_min_lr") or _ResolvedValue(
-        0.0, "0 where nothing says otherwise"
-    )
+    return filling.lookup.find("warmup_min_lr") or _ResolvedValue(0.0, "the default, 0")
 
 
 _RULES: dict[str, Callable[[_AutoResolver], _ResolvedValue | None]] = {

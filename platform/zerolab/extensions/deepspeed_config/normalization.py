@@ -109,7 +109,7 @@ def _fold_dotted(data: Block) -> Iterator[str]:
             home[part] = home = home.get(part) or {}
         instead = f", instead of {home[last]!r}" if home.get(last) not in (None, data[key]) else ""
         home[last] = data.pop(key)
-        yield f"{key}: a dotted key; taken for {last!r} inside {dotted(blocks)!r}{instead}"
+        yield f"{key}: a dotted key; read as {last!r} inside {dotted(blocks)!r}{instead}"
 
 
 def _has_room(data: Block, path: list[str]) -> bool:
@@ -136,7 +136,7 @@ def _drop_infinite_steps(data: Block) -> Iterator[str]:
 def _rename_bfloat16(data: Block) -> Iterator[str]:
     if "bfloat16" in data and "bf16" not in data:
         data["bf16"] = data.pop("bfloat16")
-        yield "bfloat16: an old name of bf16; taken for it"
+        yield "bfloat16: an old name of bf16; read as bf16"
 
 
 _SWITCHES = {"true": True, "false": False}
@@ -200,7 +200,7 @@ def _read_zero_switch(data: Block) -> Iterator[str]:
     value = data.get("zero_optimization")
     if isinstance(value, bool):
         data["zero_optimization"] = {"stage": int(value)}
-        yield f"zero_optimization: {value} is taken for stage {int(value)}, as in DeepSpeed"
+        yield f"zero_optimization: {value} is read as stage {int(value)}, as in DeepSpeed"
 
 
 def _drop_empty_sub_groups(data: Block) -> Iterator[str]:
@@ -220,7 +220,7 @@ def _round_buckets(data: Block) -> Iterator[str]:
         size = zero.get(key)
         if type(size) is float and size >= 1 and not size.is_integer():
             zero[key] = int(size)
-            yield f"zero_optimization.{key}: {size} elements are taken for {zero[key]}"
+            yield f"zero_optimization.{key}: {size} elements are read as {zero[key]}"
 
 
 def _read_compile_disable(data: Block) -> Iterator[str]:
@@ -231,7 +231,7 @@ def _read_compile_disable(data: Block) -> Iterator[str]:
     del block["disable"]
     if disable:
         block["enabled"] = False
-        yield "compile.disable: true is taken for compile.enabled: false"
+        yield "compile.disable: true is read as compile.enabled: false"
     else:
         yield (
             "compile.disable: false turns nothing on, in DeepSpeed neither; left out "
@@ -253,7 +253,7 @@ def _read_cpu_offload(data: Block) -> Iterator[str]:
             del zero[old]
             zero[new] = {"device": "cpu"}
             key, new_key = f"zero_optimization.{old}", f"zero_optimization.{new}"
-            yield f'{key}: an old name; taken for {new_key}: {{"device": "cpu"}}'
+            yield f'{key}: an old name; read as {new_key}: {{"device": "cpu"}}'
     pinned = "cpu_offload_use_pin_memory"
     if zero.get(pinned) is True:
         del zero[pinned]
@@ -269,7 +269,7 @@ def _read_auto_tp(data: Block) -> Iterator[str]:
         if is_requested and block.get("size") in (None, size):
             block["size"] = size
             del home[old.rpartition(".")[2]]
-            yield f"tensor_parallel.{old}: DeepSpeed's name; taken for tensor_parallel.size: {size}"
+            yield f"tensor_parallel.{old}: DeepSpeed's name; read as tensor_parallel.size: {size}"
     if block.get("enabled") is True and block.get("size") is not None:
         del block["enabled"]
         yield "tensor_parallel.enabled: true is what tensor_parallel.size says; left out"
@@ -308,7 +308,7 @@ def _canonical_spelling(data: Block) -> Iterator[str]:
             canonical = spellings.get(value.lower().removeprefix("torch."), value)
             if canonical != value:
                 block[name] = canonical
-                yield f"{dotted((*path, name))}: {value!r} is taken for {canonical!r}"
+                yield f"{dotted((*path, name))}: {value!r} is read as {canonical!r}"
 
 
 def _drop_disable_allgather(data: Block) -> Iterator[str]:

@@ -109,7 +109,7 @@ def follow(folder: RunFolder, settings: SlurmSettings, signals: Collection[int])
         state = job_state(job) or state  # keep the last state while Slurm does not respond
     if shortage is not None:
         waited = f"job {job} waited for {len(sizes)} node(s), and Slurm has {shortage}"
-        return Outcome(EXIT_PREEMPTED, f"{waited}: the trial takes the slots that are there")
+        return Outcome(EXIT_PREEMPTED, f"{waited}: the trial uses the available slots")
     return outcome_of(folder, job, state or "GONE", len(sizes), is_stopped=passed)
 
 
@@ -188,7 +188,7 @@ def outcome_of(folder: RunFolder, job: str, state: str, nodes: int, *, is_stoppe
         reason = outcome.reason if nodes == 1 or not outcome.reason else f"{name}: {outcome.reason}"
         return msgspec.structs.replace(outcome, reason=reason)
     if state == "CANCELLED" and is_stopped and not outcomes:
-        return Outcome(EXIT_PREEMPTED, f"job {job} was canceled before it began")
+        return Outcome(EXIT_PREEMPTED, f"job {job} was canceled before it started")
     ending = f"Slurm's job {job} ended as {state}"
     return Outcome(EXIT_INFRASTRUCTURE, ending, was_stopped=is_stopped)
 

@@ -46,7 +46,7 @@ def check_installed() -> None:
         name for name in ("sbatch", "scontrol", "scancel", "sinfo") if shutil.which(name) is None
     ]
     if missing:
-        problem = f"{', '.join(missing)}: not installed on this machine; start the agent where a "
+        problem = f"{', '.join(missing)}: not installed on this machine; start the agent on a "
         raise ConfigError("slurm", [problem + "job of Slurm can be submitted"])
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from zerolab.cli.groups import Command, single_command
 from zerolab.cli.output import print_message
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _SETTINGS = {
 }
 
 
-class _Launch(TyperCommand):
+class _Launch(Command):
     """Command whose options end at the script; ``--localhost:0,2`` is an option, too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -41,10 +41,10 @@ class _Launch(TyperCommand):
         return remaining
 
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = single_command()
 
 
-@app.command(cls=_Launch, context_settings=_SETTINGS)
+@app.command(cls=_Launch, rich_help_panel="Train", context_settings=_SETTINGS)
 def launch(
     script: Annotated[str, typer.Argument(help="Script, or module with --module.")],
     arguments: Annotated[
@@ -55,18 +55,32 @@ def launch(
         typer.Option(
             "--hostfile",
             "-H",
-            help="Lines of `HOST slots=N`. Default: the file that DLTS_HOSTFILE names, or "
-            "/job/hostfile, if it exists.",
+            metavar="FILE",
+            help="File with lines `HOST slots=N`. Default: the file named by DLTS_HOSTFILE, or "
+            "/job/hostfile if it exists.",
         ),
     ] = None,
     include: Annotated[
-        str, typer.Option("--include", "-i", help='Only these: "worker-1@worker-2:0,1".')
+        str,
+        typer.Option(
+            "--include",
+            "-i",
+            metavar="HOSTS",
+            help='Use only these hosts and slots: "worker-1@worker-2:0,1".',
+        ),
     ] = "",
     exclude: Annotated[
-        str, typer.Option("--exclude", "-e", help='All but these: "worker-2:0@worker-3:0,1".')
+        str,
+        typer.Option(
+            "--exclude",
+            "-e",
+            metavar="HOSTS",
+            help='Do not use these hosts and slots: "worker-2:0@worker-3:0,1".',
+        ),
     ] = "",
     localhost: Annotated[
-        str | None, typer.Option(help="Slots of this machine alone; also --localhost:0,2.")
+        str | None,
+        typer.Option(metavar="SLOTS", help="Use these slots of this machine, such as 0,2."),
     ] = None,
     num_nodes: Annotated[
         int | None, typer.Option("--num_nodes", help="Use the first N hosts.")
@@ -81,7 +95,9 @@ def launch(
     ] = None,
     master_addr: Annotated[
         str,
-        typer.Option("--master_addr", help="Address of the first host, for the others."),
+        typer.Option(
+            "--master_addr", metavar="HOST", help="Address of the first host, for the rendezvous."
+        ),
     ] = "",
     master_port: Annotated[
         int | None,
@@ -89,7 +105,7 @@ def launch(
             "--master_port",
             min=0,
             max=65535,
-            help="Port of the first host. Default: 29500; any free one on a single machine.",
+            help="Port of the first host. Default: 29500, or any free port on a single machine.",
         ),
     ] = None,
     module: Annotated[
@@ -100,39 +116,48 @@ def launch(
     ] = False,
     no_local_rank: Annotated[
         bool,
-        typer.Option("--no_local_rank", help="Give the script no --local_rank=N."),
+        typer.Option("--no_local_rank", help="Do not pass --local_rank=N to the script."),
     ] = False,
     config_file: Annotated[
         Path | None,
-        typer.Option("--config_file", help="What `accelerate config` writes."),
+        typer.Option("--config_file", metavar="FILE", help="File written by `accelerate config`."),
     ] = None,
     ssh_config: Annotated[
-        Path | None, typer.Option("--ssh-config", help="Configuration for ssh (ssh -F).")
+        Path | None,
+        typer.Option("--ssh-config", metavar="FILE", help="Configuration file of ssh (ssh -F)."),
     ] = None,
     ssh_port: Annotated[
-        int | None, typer.Option("--ssh_port", help="Port for ssh (ssh -p).")
+        int | None, typer.Option("--ssh_port", help="Port of ssh (ssh -p).")
     ] = None,
     force_multi: Annotated[
-        bool, typer.Option("--force_multi", help="Reach this machine by ssh too.")
+        bool, typer.Option("--force_multi", help="Use ssh for this machine, too.")
     ] = False,
     no_ssh: Annotated[
-        bool, typer.Option("--no_ssh", help="Start this node alone, of --num_nodes.")
+        bool, typer.Option("--no_ssh", help="Start only this node of --num_nodes, without ssh.")
     ] = False,
     node_rank: Annotated[
-        int | None, typer.Option("--node_rank", help="With --no_ssh: which it is.")
+        int | None, typer.Option("--node_rank", help="Rank of this node, with --no_ssh.")
     ] = None,
     python: Annotated[
-        str, typer.Option(help="Python of the other machines. Default: ours, at the same place.")
+        str,
+        typer.Option(
+            metavar="FILE", help="Python of the other machines. Default: the path of this Python."
+        ),
     ] = "",
     node_timeout: Annotated[
         float,
         typer.Option(
-            "--node-timeout", min=3, help="Seconds of silence that end a run.", metavar="S"
+            "--node-timeout",
+            min=3,
+            help="Treat a host as lost when it sends nothing for this time.",
+            metavar="SECONDS",
         ),
     ] = 30.0,
     grace: Annotated[
         float,
-        typer.Option(min=0, help="Seconds that ranks have to checkpoint and end.", metavar="S"),
+        typer.Option(
+            min=0, help="Time for ranks to save a checkpoint and exit.", metavar="SECONDS"
+        ),
     ] = 30.0,
     elastic: Annotated[
         bool,
@@ -161,33 +186,43 @@ def launch(
         typer.Option(
             "--log-dir",
             "--enable_each_rank_log",
-            help="Keeps each rank's output. Default: below ZEROLAB_HOME.",
+            metavar="DIR",
+            help="Directory for the output of each rank. Default: logs/launch of ZEROLAB_HOME.",
         ),
     ] = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="CPU slots although there are GPUs.")] = False,
+    cpu: Annotated[
+        bool, typer.Option("--cpu", help="Use CPU slots even if there are GPUs.")
+    ] = False,
     as_deepspeed: Annotated[
         bool,
-        typer.Option("--as-deepspeed", help="The script finds this engine as `import deepspeed`."),
+        typer.Option(
+            "--as-deepspeed", help="Let `import deepspeed` import Zerolab's engine in the script."
+        ),
     ] = False,
     bind_cores_to_rank: Annotated[
         bool,
         typer.Option("--bind_cores_to_rank", help="Bind each rank to separate CPU cores."),
     ] = False,
     bind_core_list: Annotated[
-        str, typer.Option("--bind_core_list", help="The cores to share out, e.g. 0,2-5.")
+        str,
+        typer.Option(
+            "--bind_core_list", metavar="CORES", help="CPU cores to distribute, such as 0,2-5."
+        ),
     ] = "",
     save_pid: Annotated[
         bool,
-        typer.Option("--save_pid", help="Write this process's id to PID.ds in /tmp (TMPDIR)."),
+        typer.Option(
+            "--save_pid", help="Write the process id to PID.ds in the temporary directory."
+        ),
     ] = False,
     launcher: Annotated[
-        str, typer.Option("--launcher", help="pdsh or ssh: ranks are always started over ssh.")
+        str, typer.Option("--launcher", metavar="NAME", help="pdsh or ssh; both mean ssh.")
     ] = "",
     launcher_args: Annotated[
         str, typer.Option("--launcher_args", help="Not supported: use --ssh-config.")
     ] = "",
     no_ssh_check: Annotated[
-        bool, typer.Option("--no_ssh_check", help="Accepted: there is no check to leave out.")
+        bool, typer.Option("--no_ssh_check", help="Accepted, without effect.")
     ] = False,
     autotuning: Annotated[
         str, typer.Option("--autotuning", help="Not supported: use `zerolab plan` or a search.")
@@ -198,11 +233,13 @@ def launch(
         str, typer.Option("--venv_script", help="Not supported: use --python.")
     ] = "",
 ) -> None:
-    """Run a script on the slots of this machine, or on those of the hosts of a hostfile, over ssh.
+    """Run a script on this machine, or on several over ssh.
 
-    Options come before the script. Exit code: 0, that of the rank that failed first, 68 if a host
-    was lost, 75 if ranks were preempted and saved a checkpoint (their code is 66).
-    Example: zerolab launch --hostfile hosts --include worker-1:0,1 train.py --epochs 3
+    It needs no server. Put the options before the script. Exit code: the code of the rank that
+    failed first, or 0; 68 if a host was lost; 75 if preempted ranks saved a checkpoint.
+
+    Example: zerolab launch --num_gpus 2 train.py --epochs 3
+    zerolab launch --hostfile hosts --include worker-1:0,1 train.py
     """
     from zerolab.contract.nodes import shell_exit_code
     from zerolab.errors import ConfigError
@@ -257,7 +294,7 @@ def launch(
     plan, notes = make_plan(options, own_slots)
     runs_here = any(node.local for node in plan.places)
     if runs_here and not (module or no_python) and not Path(script).is_file():
-        problem = f"must be a file, got {script}, which is not there; a module needs --module"
+        problem = f"must be a file, got {script}, which does not exist; use --module for a module"
         raise ConfigError("script", [problem])
     for note in notes:
         print_message(note)
@@ -319,7 +356,7 @@ def _run(plan: "LaunchPlan", bounds: "NodeBounds | None", log_dir: Path | None) 
         host, end = coordinator.run()
         if end.exit_code:
             output.print_message(f"{host}: {end.reason or f'exit code {end.exit_code}'}")
-        output.print_message(f"the output of each rank is kept in {output.directory}")
+        output.print_message(f"the output of each rank is in {output.directory}")
     finally:
         output.close()
     if end.was_stopped and end.exit_code in CHECKPOINTED_EXITS:

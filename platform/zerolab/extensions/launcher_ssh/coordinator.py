@@ -171,7 +171,7 @@ class Coordinator:
         if self._outcomes or self._stop_requests:
             for host in self._channels.keys() - self._outcomes.keys():
                 self._record_outcome(
-                    host, Outcome(-15, "the run was stopped before it began", was_stopped=True)
+                    host, Outcome(-15, "the run was stopped before it started", was_stopped=True)
                 )
             return False
         return True

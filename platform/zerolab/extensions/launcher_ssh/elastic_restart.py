@@ -96,7 +96,7 @@ class RankCounts:
         """Return the message that too few machines remain."""
         slots = sum(len(machine.slots) for machine in remaining)
         least = f"the trial continues with {min(self.counts)} or more (resources.elastic)"
-        return f"the machines that are there have {slots} slots, and {least}"
+        return f"the remaining machines have {slots} slots, and {least}"
 
 
 class ElasticRunner:

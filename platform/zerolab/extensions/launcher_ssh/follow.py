@@ -44,7 +44,7 @@ def main() -> int:
 
 def _run(folder: RunFolder, run: RunSpec) -> Outcome:
     if not run.hosts:
-        problem = "must be set: this agent starts ranks on the machines of hostfiles alone"
+        problem = "must be set: this agent starts ranks only on the machines of hostfiles"
         raise ConfigError("experiment", [f"resources.hostfile: {problem} (--launcher ssh)"])
     plan = _plan(folder, run)
     output = Output(folder.logs, quiet=True, file_of=_file_of)

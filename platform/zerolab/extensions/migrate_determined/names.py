@@ -72,7 +72,7 @@ def scan_script(entry: str, read: ReadFile, search_path: Collection[str] = ()) -
         return []
     return [
         f"{position}: {name} is of Determined; instead: "
-        f"{table().get(name, 'nothing takes its place; see docs/from_determined.md')}"
+        f"{table().get(name, 'nothing takes its place; see docs/migrate/from_determined.md')}"
         for name, position in places.items()
     ]
 

@@ -25,8 +25,8 @@ class TpeAshaConfig(SearcherConfig):
     """Number of trials."""
 
     premise: ClassVar[str | None] = (
-        "a typical search: it learns, so later trials are better than earlier ones, and three of "
-        "four are promoted. It may be a third less, or half as much again"
+        "The table shows a typical search, in which later trials are better than earlier ones. "
+        "Most searches cost between two thirds of this estimate and one and a half times as much."
     )
     growable_fields: ClassVar[frozenset[str]] = frozenset({"max_trials", "max_length"})
 

@@ -59,4 +59,4 @@ def stage_problems(block: object) -> Iterator[str]:
     if stage is not None and not problems:
         source, to = (PurePosixPath(text) for text in (stage.source, stage.to))
         if source.is_relative_to(to) or to.is_relative_to(source):
-            yield f"data.stage.to: must lie apart from data.stage.from, got {stage.to!r}"
+            yield f"data.stage.to: must be outside of data.stage.from, got {stage.to!r}"

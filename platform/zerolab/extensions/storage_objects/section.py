@@ -22,7 +22,7 @@ def _secret(value: Any) -> Any:
 
 def _name(name: str) -> str:
     if "/" in name or "?" in name or "#" in name:
-        raise ValueError(f"must be a name alone, without '/', got {name!r}")
+        raise ValueError(f"must be a name without '/', got {name!r}")
     return name
 
 

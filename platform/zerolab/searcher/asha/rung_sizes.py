@@ -34,7 +34,9 @@ class Bracket(NamedTuple):
 
 
 def make_rungs(num_rungs: int, divisor: float, max_time: int) -> list[int]:
-    """Return the lengths at which trials are compared: each ``divisor`` times the one before.
+    """Return the lengths at which trials are compared.
+
+    Each length is ``divisor`` times the previous one.
 
     Args:
         num_rungs: Number of rungs; at least 1.
@@ -43,6 +45,11 @@ def make_rungs(num_rungs: int, divisor: float, max_time: int) -> list[int]:
 
     Returns:
         ``max(floor(max_time / divisor ** (num_rungs - 1 - i)), 1)`` for each i.
+
+    Example:
+        >>> from zerolab.searcher.asha import make_rungs
+        >>> make_rungs(num_rungs=3, divisor=4, max_time=800)
+        [50, 200, 800]
     """
     powers = range(num_rungs - 1, -1, -1)
     return [max(int(max_time / float(divisor) ** power), 1) for power in powers]
@@ -69,6 +76,14 @@ def make_brackets(
         max_rungs: Maximum number of rungs of a bracket.
         max_concurrent_trials: Over all brackets; 0 for as many in each as one full decision needs.
         bracket_rungs: Rungs of each bracket; replaces those of ``mode``.
+
+    Returns:
+        Brackets ``(num_rungs, max_trials, max_concurrent_trials)``.
+
+    Example:
+        >>> from zerolab.searcher.asha import make_brackets
+        >>> make_brackets(max_time=100, max_trials=16, mode="aggressive")
+        [Bracket(num_rungs=3, max_trials=16, max_concurrent_trials=16)]
     """
     most = min(max_rungs, _floor_log(max_time, divisor) + 1, _floor_log(max_trials, divisor) + 1)
     first = {"aggressive": most, "standard": (most - 1) // 2 + 1, "conservative": 1}[mode]
@@ -79,7 +94,9 @@ def make_brackets(
 
 
 def simulate(brackets: Sequence[Bracket], divisor: float, max_time: int) -> dict[int, int]:
-    """Estimate how many trials end at which length, if all reached a rung at the same time.
+    """Estimate how many trials end at which length.
+
+    The estimate holds if all trials reached a rung at the same time.
 
     Args:
         brackets: Brackets of the search.
@@ -88,6 +105,12 @@ def simulate(brackets: Sequence[Bracket], divisor: float, max_time: int) -> dict
 
     Returns:
         Length to number of trials, by rising length.
+
+    Example:
+        >>> from zerolab.searcher.asha import make_brackets, simulate
+        >>> brackets = make_brackets(max_time=800, max_trials=16, mode="aggressive")
+        >>> simulate(brackets, divisor=4, max_time=800)
+        {50: 12, 200: 3, 800: 1}
     """
     ended: dict[int, int] = {}
     for bracket in brackets:

@@ -49,8 +49,8 @@ class HalvingConfig(SearcherConfig):
     best continue from their checkpoints."""
 
     premise: ClassVar[str | None] = (
-        "if all trials reach a length at the same time. Each trial is compared only with earlier "
-        "ones, so more may be promoted"
+        "The table assumes that all trials reach a length at the same time. Each trial is compared "
+        "only with earlier ones, so more may be promoted."
     )
     growable_fields: ClassVar[frozenset[str]] = frozenset({"max_trials", "max_length", "max_time"})
 

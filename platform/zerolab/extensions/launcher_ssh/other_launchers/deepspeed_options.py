@@ -11,7 +11,7 @@ __all__ = ["DeepSpeedOptions", "parse_cores"]
 _SSH = "ranks are started over ssh, which needs no other launcher; leave it out"
 _LAUNCHERS = {
     "slurm": "in an allocation use `srun --ntasks-per-node=1 zerolab launch --no_ssh ...`, or a "
-    "Slurm pool of the server (docs/launching.md)",
+    "Slurm pool of the server (docs/how_to/launching.md)",
     "openmpi": _SSH,
     "mpich": _SSH,
     "mvapich": _SSH,
