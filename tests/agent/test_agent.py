@@ -337,4 +337,4 @@ def test_reused_process_id_is_not_stopped(tmp_path: Path, installation: Installa
     other = Installation(tmp_path / "other")
     for file in (other.home.server_file, other.home.agent_file):
         file.write_text(f'{{"pid": {os.getpid()}, "url": "http://127.0.0.1:9"}}')
-    assert "nothing was running" in other.cli("down").stderr
+    assert "no server or agent of this installation is running" in other.cli("down").stderr

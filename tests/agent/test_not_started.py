@@ -57,4 +57,4 @@ def test_missing_package_fails_without_restart(
 @pytest.mark.parametrize("nodes", [None, *(Nodes((1, 1), rank, "127.0.0.1", 1) for rank in (0, 1))])
 def test_run_stopped_before_start_is_no_failure(tmp_path: Path, nodes: Nodes | None) -> None:
     outcome = end_of(make_spec(tmp_path, nodes=nodes), tmp_path, stopped=True)
-    assert outcome == Outcome(EXIT_INFRASTRUCTURE, "the run was stopped before it began")
+    assert outcome == Outcome(EXIT_INFRASTRUCTURE, "the run was stopped before it started")

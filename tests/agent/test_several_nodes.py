@@ -108,7 +108,7 @@ def test_trial_on_two_agents_survives_lost_one(farm: Farm) -> None:
     farm.wait_for_starts(6)
     ended = farm.finish(experiment_id)
     assert ended["restarts"] == 0  # a lost machine is not counted as a failure
-    lost = "was lost: agent small: agent small has not been heard of"
+    lost = "was lost: agent small: agent small has sent no heartbeat"
     lines = lines_of(farm, experiment_id)
     assert any(lost in line for line in lines)
     # Both agents are on this machine: one copied the data for both and for the next run.

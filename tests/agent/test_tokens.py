@@ -208,7 +208,7 @@ def _empty(folder: Path) -> Path:
     ("command", "message"),
     [
         (["--token", "secret"], "use --token-file FILE or set ZEROLAB_TOKEN"),
-        (["--token-file", "open"], "must be readable by its owner alone, got mode 0644"),
+        (["--token-file", "open"], "must be readable by its owner only, got mode 0644"),
         (["--token-file", "missing"], "must be a readable file with a token"),
         (["--token-file", "empty"], "must hold a token"),
         (["--token-file", "-"], "must be a token on standard input"),

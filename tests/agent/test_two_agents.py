@@ -275,12 +275,12 @@ def test_polling_errors_are_logged_once(
     second = farm.spawn("a", home="elsewhere")
     stranger = farm.spawn("stranger", token="wrong")
     assert second.wait(DEADLINE_S) == stranger.wait(DEADLINE_S) == 2
-    assert "another agent with the name a is there" in farm.log("elsewhere").read_text()
+    assert "another agent named a is connected" in farm.log("elsewhere").read_text()
     log = farm.log("stranger").read_text()
     line = log.splitlines()[-1]
     assert "a valid token is needed" in line
     assert "Traceback" not in log
-    assert line.endswith("; `zerolab agent token` prints it there, and --token-file reads it here")
+    assert line.endswith("run `zerolab agent token` on the server, and use --token-file here")
     farm.await_state("a", "ready")
     farm.server.stop()
     Home(farm.server.home).replace_agent_token()

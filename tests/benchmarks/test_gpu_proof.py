@@ -79,7 +79,7 @@ def test_limits_leave_time_for_a_second_run() -> None:
 
 
 def test_tests_step_runs_the_files_of_the_page() -> None:
-    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "contribute" / "gpu.md").read_text(encoding="utf-8")
     assert all(file in page for file in FILES)
 
 

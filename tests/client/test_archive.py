@@ -75,6 +75,7 @@ def test_ignored_files_are_excluded(tmp_path: Path) -> None:
             ".git/config": "",
             "__pycache__/model_def.cpython-311.pyc": "",
             ".venv/lib.py": "",
+            "agent.token": "",
         },
     )
     assert packed_names(model, tmp_path) == {
@@ -97,7 +98,7 @@ def test_file_links_are_resolved(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     os.mkfifo(model / "pipe")
     assert packed_names(model, tmp_path) == {"model_def.py", "shared.py"}
     for name in ("everything", "nowhere", "pipe"):
-        assert f"{name} is left out" in caplog.text
+        assert f"{name} is skipped" in caplog.text
 
 
 def test_too_large_directory_names_largest_files(tmp_path: Path) -> None:

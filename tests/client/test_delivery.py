@@ -127,7 +127,7 @@ def test_rejected_record_does_not_block_others(
     assert reporter.close(240)
     assert set(stored_points(client, spec)) == set(range(1, 101)) - {40, 77}
     refused = [line.getMessage() for line in caplog.records if line.levelno == logging.ERROR]
-    assert [text.split(" is left out")[0] for text in refused] == [
+    assert [text.split(" is discarded")[0] for text in refused] == [
         f"record 40 of run {spec.run_id}",
         f"record 77 of run {spec.run_id}",
     ]

@@ -106,6 +106,22 @@ def test_searched_values_are_checked_at_bounds() -> None:
     assert "= 1 x 2 = 2, got 7" in lines[1]
 
 
+def test_report_names_searched_values(tmp_path: Path) -> None:
+    searched = changed(
+        deepspeed_config={"train_batch_size": 8, "optimizer": {"type": "Adam"}},
+        overwrite_deepspeed_args={
+            "optimizer": {"params": {"lr": {"type": "log", "min": 0.001, "max": 0.1}}},
+            "zero_optimization": {"stage": {"type": "categorical", "vals": [2, 1]}},
+        },
+    )
+    searched["searcher"] = {**EXPERIMENT["searcher"], "name": "random", "max_trials": 2}
+    (tmp_path / "search.yaml").write_text(json.dumps(searched))
+    (tmp_path / "model_def.py").write_text("class T(ZeroTrial): ...")
+    report = " ".join(check_file(tmp_path / "search.yaml").split())
+    assert "optimizer.params.lr = 0.001 (override: lowest of the searched values)" in report
+    assert "zero_optimization.stage = 2 (override: first of the searched values)" in report
+
+
 def test_invalid_engine_file_is_named() -> None:
     (line,) = check(EXPERIMENT, b"{")
     assert line.startswith("conf/ds.json: line 1, column 2: must be JSON")

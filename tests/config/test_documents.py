@@ -7,14 +7,13 @@ import pytest
 import yaml
 from pydantic.fields import FieldInfo
 
-from tools.key_tables import TABLES, with_tables
+from tools.key_tables import PAGES, TABLES, with_tables
 from zerolab.config import load_engine_config, load_experiment
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.schema.section import HINT, Section, choices_of, section_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = ("ds_config.md", "experiment_config.md", "from_determined.md")
 
 
 _ALL = pytest.mark.needs_extension("tpe_asha", "pbt", "custom", "s3")
@@ -23,9 +22,11 @@ _ALL = pytest.mark.needs_extension("tpe_asha", "pbt", "custom", "s3")
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("ds_config.md", marks=pytest.mark.needs_extension("deepspeed_config")),
-        pytest.param("experiment_config.md", marks=_ALL),
-        pytest.param("from_determined.md", marks=pytest.mark.needs_extension("determined")),
+        pytest.param(
+            "reference/ds_config.md", marks=pytest.mark.needs_extension("deepspeed_config")
+        ),
+        pytest.param("reference/experiment_config.md", marks=_ALL),
+        pytest.param("migrate/from_determined.md", marks=pytest.mark.needs_extension("determined")),
     ],
 )
 def test_doc_tables_match_schema(name: str) -> None:
@@ -89,9 +90,9 @@ def holds_only_hints(field: FieldInfo) -> bool:
 @pytest.mark.needs_extension("s3")
 def test_doc_examples_are_valid() -> None:
     pages = {name: (DOCS / name).read_text(encoding="utf-8") for name in PAGES}
-    (engine,) = re.findall(r"```json\n(.*?)```", pages["ds_config.md"], re.DOTALL)
+    (engine,) = re.findall(r"```json\n(.*?)```", pages["reference/ds_config.md"], re.DOTALL)
     assert load_engine_config(json.loads(engine)).batch_sizes(4).micro == 8
-    result = re.findall(r"```yaml\n(.*?)```", pages["experiment_config.md"], re.DOTALL)
+    result = re.findall(r"```yaml\n(.*?)```", pages["reference/experiment_config.md"], re.DOTALL)
     experiment, *parts = [yaml.safe_load(text) for text in result]
     assert load_experiment(experiment).searcher.max_trials == 8
     for part in parts:

@@ -220,7 +220,7 @@ def test_determined_names_are_reported_with_replacement() -> None:
         ),
         "train.py:9: determined.pytorch.deepspeed.Trainer is of Determined": "`zerotrial.Trainer`",
         "train.py:9: determined.util.nothing is of Determined": (
-            "nothing takes its place; see docs/from_determined.md"
+            "nothing takes its place; see docs/migrate/from_determined.md"
         ),
         "steps.py:1: determined.core is of Determined": "`zerolab.core`",
         "steps.py:1: determined.keras is of Determined": replacements("determined.")["keras"],

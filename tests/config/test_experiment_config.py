@@ -280,7 +280,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"checkpoint_storage": {"type": "s3", "bucket": "b/c"}},
-        "checkpoint_storage.bucket: must be a name alone, without '/', got 'b/c'",
+        "checkpoint_storage.bucket: must be a name without '/', got 'b/c'",
     ),
     (
         {"checkpoint_storage": {"type": "s3", "bucket": "b", "access_key": "k"}},

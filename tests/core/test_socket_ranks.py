@@ -94,7 +94,7 @@ def test_exited_rank_is_named() -> None:
             ranks.barrier()
         return str(caught.value)
 
-    assert "rank 1 is gone" in on_ranks(2, work)[0]
+    assert "rank 1 has exited" in on_ranks(2, work)[0]
 
 
 def test_unserializable_value_is_rejected() -> None:
@@ -142,7 +142,7 @@ def test_ranks_with_another_secret_do_not_meet() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         chief, other = pool.map(rank, range(2))
-    assert "ranks [1] did not come" in chief
+    assert "ranks [1] did not connect" in chief
     assert "rank 1 did not find the chief" in other
 
 
