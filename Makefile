@@ -3,10 +3,14 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
+export NO_MKDOCS_2_WARNING := 1
+# What the tests use of the optional dependencies, and the first pip that knows --group.
+EXTRAS := examples,transformers,s3,gcs,azure
+PIP := 'pip>=25.1'
 # Processes of a test run: at least four, since most of a test of processes is waiting for them.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 4); echo $$((n > 4 ? n : 4)))
 
-.PHONY: help demo test test-quick test-core test-torch check lint types imports language bench web install install-dev clean
+.PHONY: help demo test test-quick test-core test-torch check lint types imports language docs docs-serve bench web install install-dev clean
 
 help: ## show this text
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -14,7 +18,7 @@ help: ## show this text
 demo: .venv/.installed ## install, then train the digits example and leave the results to be browsed
 	$(BIN)/zerolab run examples/digits/experiment.yaml
 
-test: .venv/.installed-dev ## install the test extra when it is missing, then run the whole suite
+test: .venv/.installed-dev ## install what tests need when it is missing, then run the whole suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-quick: .venv/.installed-dev ## the tests of everyday work: none that start processes or a browser, or take long
@@ -29,10 +33,11 @@ TORCH_ENV = .torch-envs/$(TORCH)-$(shell $(PYTHON) -c 'import sys; print("py%d.%
 
 test-torch: ## run the engine and trial suites on another torch: make test-torch TORCH=2.11.0 [PYTHON=python3.12]
 	test -x $(TORCH_ENV)/bin/python || $(PYTHON) -m venv $(TORCH_ENV)
-	$(TORCH_ENV)/bin/pip install torch==$(TORCH) -e '.[examples,test]'
+	$(TORCH_ENV)/bin/pip install -q $(PIP)
+	$(TORCH_ENV)/bin/pip install torch==$(TORCH) -e '.[$(EXTRAS)]' --group test
 	$(TORCH_ENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/engine tests/trial $(ARGS)
 
-check: lint types imports language ## lint, types, import rules and plain language
+check: lint types imports language docs ## lint, types, import rules, plain language and documentation
 
 lint: .venv/.installed-dev ## ruff, rules and format
 	$(BIN)/ruff check .
@@ -44,9 +49,16 @@ types: .venv/.installed-dev ## mypy --strict on the three packages
 imports: .venv/.installed-dev ## import-linter's contracts
 	$(BIN)/lint-imports --no-cache
 
-language: .venv/.installed-dev ## share of unidiomatic sentences and vague names
+language: .venv/.installed-dev ## share of unidiomatic sentences in docs, messages and tests, and of vague names
 	$(BIN)/python tools/prose_check.py --max 3 --subjects
 	$(BIN)/python tools/identifier_check.py --max 0.5
+
+docs: .venv/.installed-dev ## build the documentation; a server started afterwards shows it at /docs
+	$(BIN)/mkdocs build --strict
+	@echo "documentation: server/zeroserver/docs; read it with 'make docs-serve' or at /docs of a server"
+
+docs-serve: .venv/.installed-dev ## show the documentation at http://127.0.0.1:8000 and follow changes
+	$(BIN)/mkdocs serve
 
 bench: .venv/.installed-dev ## the benchmarks, one after the other, short
 	$(BIN)/python -m benchmarks
@@ -79,8 +91,9 @@ install-dev: .venv/.installed-dev ## the same with everything the tests and chec
 
 .venv/.installed-dev: .venv/.installed
 	@echo "What tests and checks need, among it a PostgreSQL: about a minute"
-	$(BIN)/pip install -e '.[examples,test,check]'
+	$(BIN)/pip install -q $(PIP)
+	$(BIN)/pip install -e '.[$(EXTRAS)]' --group test --group check --group docs
 	touch $@
 
 clean: ## remove what was built and installed
-	rm -rf .venv dist build server/zeroserver/static server/web/node_modules
+	rm -rf .venv dist build server/zeroserver/static server/zeroserver/docs server/web/node_modules

@@ -154,7 +154,7 @@ def _options() -> argparse.Namespace:
 def _peers(options: argparse.Namespace) -> list[str]:
     wanted = options.peers or ["limit", "ddp", "fsdp2", "zerolab", "deepspeed"]
     if "deepspeed" in wanted and importlib.util.find_spec("deepspeed") is None:
-        print("deepspeed is not installed: its columns stay empty (extra 'bench')")
+        print("deepspeed is not installed: its columns stay empty (pip install --group bench)")
         wanted = [peer for peer in wanted if peer != "deepspeed"]
     if options.before:
         wanted = [*wanted, "before"]

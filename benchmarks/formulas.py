@@ -1,4 +1,4 @@
-"""Formulas of docs/scaling.md: traffic by mesh axis, pipeline bubble and activation memory.
+"""Formulas of docs/concepts/scaling.md: traffic, pipeline bubble and activation memory.
 
 Elements are counted as in the ZeRO paper: a reduce-scatter or an all-gather of E counts E, an
 all-reduce 2 E. Tests compare the traffic with the counters of real runs.

@@ -1,6 +1,6 @@
-"""Tables of docs/scaling.md: memory, traffic and waiting beside published figures.
+"""Tables of docs/concepts/scaling.md: memory, traffic and waiting beside published figures.
 
-    python -m benchmarks.scaling docs/scaling.md      writes them between the page's markers
+    python -m benchmarks.scaling docs/concepts/scaling.md   # write them between its markers
 
 Nothing is measured here.
 """

@@ -6,8 +6,8 @@
 
 Eight workers, 27 epochs, times in full trainings; ``searching/clock.py`` says what costs what. A
 method runs until its search is over, or the time is. Every run is a line of
-``benchmarks/results/search.jsonl``. Optuna, and what the report needs, come with the extra
-``bench``.
+``benchmarks/results/search.jsonl``. Optuna and the packages of
+the report: ``pip install --group bench``.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def report(options: argparse.Namespace) -> None:
-    from benchmarks.searching import report as reports  # scipy and matplotlib: the extra bench
+    from benchmarks.searching import report as reports  # scipy and matplotlib: the group bench
 
     runs = reports.read(options.results)
     lines = reports.tables(runs) + reports.comparisons(runs) + reports.ranks(runs)

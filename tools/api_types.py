@@ -44,8 +44,8 @@ RESOURCES = tuple(
     if isinstance(value, type) and issubclass(value, Resource)
 )  # fmt: skip
 TYPES = Path("server/web/src/resources.ts")
-DOCUMENT = Path("docs/rest.md")
-LIFE = Path("docs/life_cycle.md")
+DOCUMENT = Path("docs/reference/rest.md")
+LIFE = Path("docs/concepts/life_cycle.md")
 
 TOLD = (
     resources.Experiment,

@@ -1,7 +1,7 @@
 """Tables of all configuration keys for the docs, generated from the sections.
 
-``python -m tools.key_tables docs`` writes them between the markers of
-``docs/ds_config.md``, ``docs/experiment_config.md`` and ``docs/from_determined.md``.
+``python -m tools.key_tables docs`` writes them between the markers of ``reference/ds_config.md``,
+``reference/experiment_config.md`` and ``migrate/from_determined.md``.
 """
 
 import ast
@@ -29,7 +29,10 @@ from zerolab.schema.section import HINT, Section, choices_of, section_of
 if TYPE_CHECKING:
     from zerolab.extensions.config_checks.unsupported import UnsupportedKey
 
-__all__ = ["TABLES", "field_texts", "rows", "table", "with_tables"]
+__all__ = ["PAGES", "TABLES", "field_texts", "rows", "table", "with_tables"]
+
+PAGES = ("reference/ds_config.md", "reference/experiment_config.md", "migrate/from_determined.md")
+"""Documents with tables, by their path in ``docs``."""
 
 Row = tuple[str, str, str, str]
 """Key, type, default, meaning."""
@@ -241,8 +244,7 @@ def with_tables(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> 
 
 def main(folder: Path) -> None:
     """Write the tables into the documents of a folder."""
-    for name in ("ds_config.md", "experiment_config.md", "from_determined.md"):
-        page = folder / name
+    for page in map(folder.joinpath, PAGES):
         page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 

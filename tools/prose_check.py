@@ -1,10 +1,12 @@
 """Check the share of unidiomatic sentences: ``python tools/prose_check.py [--max PERCENT] [-v]``.
 
-Looks for markers (MARKERS) in docstrings, comments and test names, and prints the share of
-sentences that contain one. A marker is a hint, not an error: write the sentence that you would
-want to read, do not dodge words. ``--subjects`` checks the subjects of new commits as well, or
-``--subjects RANGE`` those of a range. Exits with 1 when a share exceeds ``--max``; one marked
-subject is always accepted, because pushed commits cannot be changed.
+Looks for markers (MARKERS) in docstrings, comments, messages and test names, and prints the share
+of sentences that contain one. Messages are the texts of errors, logs and help pages. A marker is a
+hint, not an error: write the sentence that you would want to read, do not dodge words.
+``--docs`` checks the pages of the manual as well.
+``--subjects`` checks the subjects of new commits as well, or ``--subjects RANGE`` those of a range.
+Exits with 1 when a share exceeds ``--max``; one marked subject is always accepted, because pushed
+commits cannot be changed.
 """
 
 import argparse
@@ -33,6 +35,14 @@ MARKERS = re.compile(
     r")\b",
     re.IGNORECASE,
 )
+MESSAGE_MARKERS = re.compile(
+    MARKERS.pattern
+    + r"|\b(taken? for|heard of|ask again|through with|trains on|is gone|are gone|any more|"
+    r"no more of|is (still )?there|are (still )?there(?! at)|to leave|at all|in vain|"
+    r"by itself|by themselves)\b",
+    re.IGNORECASE,
+)
+"""Markers of messages."""
 REMOVED = re.compile(r"\b(replace|remove|instead of)\b.*")
 """Part of a commit's subject that names what the commit removes."""
 WORDS_OF_A_SENTENCE = 4
@@ -79,6 +89,37 @@ def comments(*folders: str) -> Iterator[Text]:
                         yield f"{path.relative_to(ROOT)}:{token.start[0]}", text
 
 
+def messages(*folders: str) -> Iterator[Text]:
+    """Yield the strings that are not docstrings; a placeholder is written as ``N``."""
+    for path in python_files(*folders):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        skipped = {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                parts = [
+                    part.value if isinstance(part, ast.Constant) else "N" for part in node.values
+                ]
+                skipped.update(id(part) for part in node.values)
+                text = "".join(map(str, parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                text = node.value
+            else:
+                continue
+            if id(node) not in skipped:
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", text
+
+
+def pages() -> Iterator[Text]:
+    """Yield the Markdown pages of the manual and of the examples, without code blocks."""
+    for path in sorted((*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md"))):
+        text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
+        yield str(path.relative_to(ROOT)), text
+
+
 def test_names() -> Iterator[Text]:
     """Yield the names of test functions, as words."""
     for path in sorted((ROOT / "tests").rglob("*.py")):
@@ -117,7 +158,14 @@ def subjects(*revisions: str) -> Iterator[Text]:
         yield commit, REMOVED.sub("", subject)
 
 
-def share(area: str, texts: Iterator[Text], *, verbose: bool, accepted: int = 0) -> float:
+def share(
+    area: str,
+    texts: Iterator[Text],
+    *,
+    verbose: bool,
+    accepted: int = 0,
+    markers: re.Pattern[str] = MARKERS,
+) -> float:
     """Print the share of an area's sentences that contain a marker.
 
     Returns:
@@ -127,7 +175,7 @@ def share(area: str, texts: Iterator[Text], *, verbose: bool, accepted: int = 0)
     for where, text in texts:
         for sentence in sentences(text):
             total += 1
-            if match := MARKERS.search(sentence):
+            if match := markers.search(sentence):
                 marked += 1
                 if verbose:
                     print(f"{where}: {match[0]!r} in: {sentence}")
@@ -143,6 +191,7 @@ def main() -> int:
     parser.add_argument(
         "--subjects", nargs="?", const="", metavar="RANGE", help="check subjects of commits, too"
     )
+    parser.add_argument("--docs", action="store_true", help="check the pages of the manual, too")
     parser.add_argument("-v", "--verbose", action="store_true", help="list each sentence")
     options = parser.parse_args()
     areas = {
@@ -152,6 +201,10 @@ def main() -> int:
         "docstrings and comments of tests": chain(docstrings("tests"), comments("tests")),
     }
     shares = [share(area, texts, verbose=options.verbose) for area, texts in areas.items()]
+    texts = messages(*SOURCES)
+    shares.append(share("messages", texts, verbose=options.verbose, markers=MESSAGE_MARKERS))
+    if options.docs:
+        shares.append(share("docs", pages(), verbose=options.verbose))
     if options.subjects is not None:
         found = subjects(*([options.subjects] if options.subjects else new_commits()))
         shares.append(share("commit subjects", found, verbose=options.verbose, accepted=1))

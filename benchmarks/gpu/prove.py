@@ -50,7 +50,7 @@ class Step:
 
 
 STEPS = [
-    Step("tests", "the GPU tests of docs/gpu.md", 100),
+    Step("tests", "the GPU tests of docs/contribute/gpu.md", 100),
     Step("parity", "stages 0-3 against a plain loop", 70),
     Step("speed", "samples/s and MFU against a loop by hand, DDP and FSDP2", 170),
     Step("offload", "speed and largest model with states in host memory", 70),

@@ -1,4 +1,4 @@
-"""Run the GPU tests of docs/gpu.md and report each test file, and each failed test.
+"""Run the GPU tests of docs/contribute/gpu.md and report each test file, and each failed test.
 
 On a CPU most of them are skipped; the rehearsal shows that they can be collected and run.
 """
@@ -21,7 +21,7 @@ FILES = [
     "tests/trial/test_on_gpu.py",
     "tests/trial/test_ranks_on_gpus.py",
 ]
-"""As in docs/gpu.md."""
+"""As in docs/contribute/gpu.md."""
 
 PLUGINS = ["xdist.plugin", "pytest_timeout", "_hypothesis_pytestplugin"]
 

@@ -2,7 +2,7 @@
 
 Those in ``CONFIRMED_ON`` were written before a choice, and run after it: those of ``unseen.py``
 before one that did not hold on them, those of ``later.py`` before the one that was taken
-(``docs/searchers.md``).
+(``docs/contribute/searcher_method.md``).
 """
 
 from benchmarks.searching.objective import Objective

@@ -1,6 +1,6 @@
 """Syne Tune's searchers behind our searchers' face; measured when they are installed.
 
-Syne Tune is no part of the extra ``bench``: it requires xgboost, whose wheels for Linux bring a
+Syne Tune is no part of the group ``bench``: it requires xgboost, whose wheels for Linux bring a
 part of CUDA (``nvidia-nccl-cu12``). Into an environment of its own (0.5 GB) it goes without that:
 ``pip install --no-deps syne-tune xgboost-cpu``, then ``pip install huggingface_hub pandas
 scikit-learn scipy statsmodels sortedcontainers dill tqdm psutil`` and what Zerolab's own core

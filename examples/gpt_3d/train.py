@@ -27,7 +27,7 @@ PLAN = {
     "layers.*.down": "rowwise",
     "layers.*.logits": {"style": "colwise", "output": "replicate"},
 }
-"""How the matrices are cut: see docs/tensor_parallel.md."""
+"""How the matrices are cut: see docs/concepts/tensor_parallel.md."""
 
 
 class Embedding(nn.Module):

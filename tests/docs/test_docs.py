@@ -9,19 +9,22 @@ import sys
 import tomllib
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
-from zerolab.config import check_experiment, check_file, load_engine_config, load_experiment
+import zerotrial
+from zerolab.client.transport import error_of
+from zerolab.config import check_experiment, load_engine_config, load_experiment
 from zerolab.config.experiment.model_files import FolderFiles
-from zerolab.contract import spec as contract
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md"))]
-PAGES += sorted(ROOT.glob("examples/*/README.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+PAGES += sorted(ROOT.glob("examples/**/README.md"))
+PACKAGES = ("platform/zerolab", "trials/zerotrial", "server/zeroserver")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HPARAMS = {"micro_batch_size": 8, "learning_rate": 1e-3, "max_steps": 10, "warmup_steps": 1}
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def page_name(page: Path) -> str:
@@ -58,6 +61,15 @@ def test_links_resolve(page: Path) -> None:
     assert not broken
 
 
+def test_site_navigation_lists_every_page() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    nav = re.findall(r": ([\w/-]+\.md)$", text, re.MULTILINE)
+    copies = {"changelog.md", "contribute/contributing.md"}
+    copies |= {f"notebooks/{file.stem}.md" for file in ROOT.glob("docs/notebooks/*.ipynb")}
+    pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
+    assert sorted(nav) == sorted(pages | copies), "add the page to nav in mkdocs.yml"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_python_blocks_compile(page: Path) -> None:
     for code in blocks(page, "python"):
@@ -76,15 +88,6 @@ def test_json_and_yaml_blocks_are_valid(
             load_experiment(content)
 
 
-def test_guide_files_are_valid() -> None:
-    guide = ROOT / "docs" / "guide.md"
-    (engine,) = blocks(guide, "json")
-    assert load_engine_config(json.loads(engine)).zero_optimization.stage == 1
-    experiment, search = (yaml.safe_load(text) for text in blocks(guide, "yaml"))
-    assert load_experiment(experiment).searcher.name == "single"
-    assert load_experiment(experiment | search).searcher.name == "random"
-
-
 def test_digits_readme_configuration_is_valid() -> None:
     folder = ROOT / "examples" / "digits"
     (changes,) = (yaml.safe_load(text) for text in blocks(folder / "README.md", "yaml"))
@@ -92,57 +95,40 @@ def test_digits_readme_configuration_is_valid() -> None:
     assert check_experiment(experiment | changes, FolderFiles(folder)).searcher.name == "random"
 
 
-def test_readme_files_are_valid(tmp_path: Path) -> None:
-    write_readme_files(tmp_path)
-    assert check_file(tmp_path).startswith(f"{tmp_path}/experiment.yaml: ok")
+def test_readme_commands_exist() -> None:
+    lines = "".join(blocks(ROOT / "README.md", "sh")).splitlines()
+    commands = [line.partition("#")[0].split() for line in lines]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert {command[1] for command in commands if command[:1] == ["make"]} <= set(targets)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = re.findall(r"\.\[(\w+)\]", "".join(lines))
+    assert set(extras) <= set(project["optional-dependencies"])
+    for _, name, *arguments in [command for command in commands if command[:1] == ["zerolab"]]:
+        subprocess.run([sys.executable, "-m", "zerolab", name, "--help"], check=True)
+        assert all((ROOT / argument).exists() for argument in arguments)
 
 
-@pytest.mark.slow
-def test_readme_example_trains(tmp_path: Path) -> None:
-    write_readme_files(tmp_path)
-    hparams = yaml.safe_load((tmp_path / "experiment.yaml").read_text())["hyperparameters"]
-    (tmp_path / "train.py").write_text(
-        "import zerotrial\nfrom model_def import DigitsTrial\n\n"
-        f"with zerotrial.init(hparams={hparams!r}, seed=1) as context:\n"
-        "    fit = zerotrial.Trainer(DigitsTrial(context), context).fit\n"
-        "    fit(max_length=zerotrial.Epoch(3), validation_period=zerotrial.Epoch(1))\n"
-    )
-    environment = {key: value for key, value in os.environ.items() if "RANK" not in key}
-    command = [sys.executable, "train.py"]
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
-    records = (tmp_path / "zerolab_run" / "metrics.jsonl").read_text()
-    matches = [float(value) for value in re.findall(r'"accuracy":([0-9.]+)', records)]
-    assert len(matches) == 3
-    assert matches[-1] > 0.8
-
-
-def write_readme_files(folder: Path) -> None:
-    """Write the three files that the README shows."""
-    for language, file in (
-        ("python", "model_def.py"),
-        ("yaml", "experiment.yaml"),
-        ("json", "ds_config.json"),
-    ):
-        (text,) = blocks(ROOT / "README.md", language)
-        (folder / file).write_text(text)
-
-
-def test_resume_example_kills_rank_of_zerolab_home(
-    tmp_path: Path,
-) -> None:
+def test_resume_example_kills_rank_of_newest_run(tmp_path: Path) -> None:
     text = (ROOT / "examples" / "resume" / "README.md").read_text(encoding="utf-8")
-    (command,) = re.findall(r"^kill -9 .*$", text, re.MULTILINE)
-    victim = subprocess.Popen(["sleep", "600"])
+    (command,) = re.findall(r"^run=.*\nkill -9 .*$", text, re.MULTILINE)
+    victim, other = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
     try:
-        ranks = tmp_path / "data directory" / "runs" / "7" / "ranks"
-        ranks.mkdir(parents=True)
-        (ranks / "1").write_text(f"{victim.pid}\n")
-        environment = {**os.environ, "ZEROLAB_HOME": str(ranks.parents[2])}
+        runs = tmp_path / "data directory" / "runs"
+        for run, process in (("9", other), ("10", victim), ("8", other)):
+            (runs / run / "ranks").mkdir(parents=True)
+            (runs / run / "ranks" / "1").write_text(f"{process.pid}\n")
+        cli = tmp_path / "zerolab"
+        cli.write_text(f"#!/bin/sh\necho '{json.dumps({'id': 1, 'run_id': 10}, indent=2)}'\n")
+        cli.chmod(0o755)
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        environment = {**os.environ, "ZEROLAB_HOME": str(runs.parent), "PATH": path}
         subprocess.run(["bash", "-c", command], env=environment, check=True)
         assert victim.wait() == -signal.SIGKILL
+        assert other.poll() is None
     finally:
-        victim.kill()
-        victim.wait()
+        for process in (victim, other):
+            process.kill()
+            process.wait()
 
 
 def test_make_demo_prints_installation_steps(
@@ -176,10 +162,40 @@ def test_license_is_apache_2() -> None:
 
 
 def test_environment_variables_are_documented() -> None:
-    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    names = [value for key, value in vars(contract).items() if key.startswith("ENV_")]
-    assert len(names) >= 4
-    assert not [variable for variable in names if variable not in text]
+    text = (ROOT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`([A-Z]+_[A-Z_]+)`", text))
+    sources = (file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+    used = {
+        name
+        for file in sources
+        for name in re.findall(r'"(ZEROLAB_[A-Z_]+)"', file.read_text(encoding="utf-8"))
+    }
+    assert len(used) > 10
+    assert used - listed == set()
+    assert {name for name in listed if name.startswith("ZEROLAB_")} - used == {"ZEROLAB_REPOSITORY"}
+
+
+def test_python_reference_lists_public_names() -> None:
+    text = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^::: zerotrial\.(\w+)$", text, re.MULTILINE)
+    assert sorted(listed) == sorted(zerotrial.__all__)
+
+
+def test_error_table_equals_client() -> None:
+    reference = ROOT / "docs" / "reference"
+    rest = (reference / "rest.md").read_text(encoding="utf-8")
+    status = {
+        kind: int(number)
+        for number, kinds in re.findall(r"^\| (\d{3})[\d, ]* \| (`.+?) \|", rest, re.MULTILINE)
+        for kind in re.findall(r"\w+", kinds)
+    }
+    page = (reference / "errors.md").read_text(encoding="utf-8")
+    for kinds, name in re.findall(r"^\| (`.+) \| `(\w+Error)` \|", page, re.MULTILINE):
+        for kind in re.findall(r"`(\w+)`", kinds):
+            body = {"error": {"type": kind, "message": "x"}}
+            response = httpx.Response(status.pop(kind), json=body)
+            assert type(error_of(response, "http://x")).__name__ == name
+    assert status == {}
 
 
 @pytest.mark.parametrize("folder", sorted((ROOT / "examples").glob("*/")), ids=page_name)
@@ -199,12 +215,18 @@ def test_example_has_readme_and_valid_files(folder: Path) -> None:
     ), "no page mentions it"
 
 
+def test_gallery_lists_every_example() -> None:
+    text = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    folders = {readme.parent.name for readme in ROOT.glob("examples/*/README.md")}
+    assert set(re.findall(r"^\| \[\w+\]\((\w+)/README.md\)", text, re.M)) == folders
+
+
 def test_architecture_lists_optional_modules() -> None:
     points = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     groups = points["project"]["entry-points"]
     optional = ("zerolab.parts", "zerotrial.engine_parts", "zerotrial.trial_parts")
     registered = {(group, name) for group in optional for name in groups[group]}
-    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/contribute/architecture.md").read_text(encoding="utf-8")
     _, _, table = text.partition("<!-- optional modules -->")
     rows = re.findall(r"^\| `([\w.]+)` \| `(\w+)` \| ", table.partition("<!-- end -->")[0], re.M)
     assert set(rows) == registered

@@ -1,10 +1,10 @@
-"""docs/gpu.md: its lines of code and its tests exist."""
+"""docs/contribute/gpu.md: its lines of code and its tests exist."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "gpu.md"
+PAGE = ROOT / "docs" / "contribute" / "gpu.md"
 ROW = re.compile(r"^\| `(\S+):(\d+)` \| `(.+?)` \| (.+) \| (.+) \|$", re.MULTILINE)
 TEST = re.compile(r"`(tests/\S+\.py)::(test_\w+)`")
 MAX_DISTANCE = 10
@@ -38,7 +38,7 @@ def test_code_is_near_its_line() -> None:
         matches = [number for number, text in enumerate(lines, 1) if code in text]
         if not any(abs(number - line) <= MAX_DISTANCE for number in matches):
             moved.append(f"{file}:{line}: {code!r} is at {matches or 'no line'}")
-    assert not moved, "docs/gpu.md: correct these lines"
+    assert not moved, "docs/contribute/gpu.md: correct these lines"
 
 
 def test_tests_exist_and_need_a_gpu() -> None:
@@ -59,5 +59,7 @@ def test_files_that_use_cuda_are_listed() -> None:
     for source in (*ROOT.glob("trials/**/*.py"), *ROOT.glob("platform/**/*.py")):
         if USES_CUDA.search(source.read_text(encoding="utf-8")):
             using.add(str(source.relative_to(ROOT)))
-    assert using - listed == set(), "docs/gpu.md: each needs a line there, or in NOT_LISTED here"
+    assert using - listed == set(), (
+        "docs/contribute/gpu.md: each needs a line there, or in NOT_LISTED here"
+    )
     assert set(NOT_LISTED) - using == set()

@@ -1,4 +1,4 @@
-"""docs/scaling.md: its tables equal the planner's and agree with the papers."""
+"""docs/concepts/scaling.md: its tables equal the planner's and agree with the papers."""
 
 from pathlib import Path
 
@@ -16,12 +16,14 @@ from benchmarks.scaling import (
 )
 from tools.key_tables import with_tables
 
-PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "scaling.md"
 
 
 def test_tables_equal_planner() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert with_tables(text, TABLES) == text, "run: python -m benchmarks.scaling docs/scaling.md"
+    assert with_tables(text, TABLES) == text, (
+        "run: python -m benchmarks.scaling docs/concepts/scaling.md"
+    )
     assert all(f"<!-- {name} -->" in text for name in TABLES)
 
 

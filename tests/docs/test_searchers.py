@@ -1,4 +1,4 @@
-"""docs/searchers.md: the constants of ``tpe_asha`` equal those of the code."""
+"""docs/contribute/searcher_method.md: the constants of ``tpe_asha`` equal those of the code."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from zerolab.extensions.searcher_tpe import (
     search,
 )
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "searchers.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "contribute" / "searcher_method.md"
 ENTRIES = tuple(map(int, ladder._ENTRIES))
 PROBES = [number for number in range(1, 130) if ladder._is_probe(number)]
 LENGTHS = {27: "a 27th", 9: "a 9th", 3: "a third"}

@@ -2,7 +2,8 @@
 
 Dimensions that go together in all directions, a narrow hollow beside a wide one, warm restarts,
 a metric in few steps whose values tie, trainings that collapse, and a race that is decided early.
-They were written before the choice that ``docs/searchers.md`` tells of, and run after it.
+They were written before the choice that ``docs/contribute/searcher_method.md`` describes, and run
+after it.
 """
 
 import math
