@@ -15,7 +15,7 @@ from tests.end_to_end.installation import Installation
 from tests.waiting import DEADLINE_S, until
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "experiment_config.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "experiment_config.md"
 TRAIN = """
 import pathlib, time
 import zerolab.core

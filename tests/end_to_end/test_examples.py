@@ -86,7 +86,7 @@ def test_run_test_mode(installation: Installation, name: str) -> None:
     completed = installation.cli("run", Path("examples").resolve() / name, "--test")
     assert "COMPLETED" in completed.stdout
     # Test mode cannot limit other training loops to one batch and warns about it.
-    warned = "any other loop trains as far as it says itself" in completed.stderr
+    warned = "any other training loop runs in full" in completed.stderr
     assert warned == (name == "hf_trainer")
     newest = max(row["id"] for row in installation.json("experiment", "list"))
     (trial,) = installation.client.trials(newest)

@@ -73,7 +73,7 @@ def test_promoted_trials_resume_from_their_checkpoints(
     # Continue the experiment with another trial and a higher rung.
     changes = ("--set", "searcher.max_trials=2", "--set", "searcher.max_length.batches=54")
     output = installation.quick("experiment", "continue", str(single), *changes)
-    assert f"experiment {single} goes on" in output.stderr
+    assert f"experiment {single} continues" in output.stderr
     assert installation.wait_for(single)["state"] == "COMPLETED", installation.lines(single)[-30:]
     (bracket,) = installation.client.searcher(single)["brackets"]
     assert [rung["length"] for rung in bracket["rungs"]] == [2, 6, 18, 54]
