@@ -17,6 +17,8 @@ ITEMS = list(public_items())
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 NAMES = {"torch": torch, "zerolab": zerolab, "zerotrial": zerotrial}
 """Modules that examples use without an import."""
+example = doctest.DocTestParser().get_examples(zerotrial.Trainer.__doc__)[0].source
+exec(example, NAMES)
 CLIENT = [
     item for item in ITEMS if item.name.startswith(("zerolab.Client", "zerolab.client.search"))
 ]

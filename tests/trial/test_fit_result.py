@@ -1,9 +1,11 @@
 """Result of ``Trainer.fit``: history, best checkpoint, representations, and progress output."""
 
+import copy
 import io
 import json
 import math
 import os
+import pickle
 import pty
 import subprocess
 import sys
@@ -65,6 +67,13 @@ def test_result_has_what_was_reported(tmp_path: Path) -> None:
     best = result.best_checkpoint
     assert best.metrics["validation_loss"] == min(values.values())
     assert best.path == str(run / "checkpoints" / best.uuid)
+
+
+def test_result_survives_pickle_and_copy() -> None:
+    result = make_result({1: 0.5, 2: 0.25}, metric="accuracy", smaller_is_better=False)
+    for same in (pickle.loads(pickle.dumps(result)), copy.copy(result)):
+        assert same.best_checkpoint == result.best_checkpoint
+        assert repr(same) == repr(result)
 
 
 def test_result_is_number_of_stop_reason() -> None:

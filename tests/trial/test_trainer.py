@@ -77,6 +77,17 @@ def test_each_fit_is_its_own_run(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert len(records(first, "header")) == len(records(second, "header")) == 1
 
 
+def test_concurrent_scripts_have_their_own_directories(tmp_path: Path) -> None:
+    """A script that has not trained yet keeps its directory; an idle one gives it up."""
+    with zerotrial.init(hparams={"samples": 20}):
+        code = "import zerotrial\nwith zerotrial.init() as context: print(context.spec.run_dir)"
+        command = [sys.executable, "-c", code]
+        other = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert other.stdout.strip() == str(tmp_path / "zerolab_run-2")
+    with zerotrial.init() as context:
+        assert context.spec.run_dir == str(tmp_path / "zerolab_run")
+
+
 def test_fit_twice_in_one_context_is_two_runs(tmp_path: Path) -> None:
     with zerotrial.init(hparams={"samples": 20}) as context:
         trainer = Trainer(LineTrial(context), context)

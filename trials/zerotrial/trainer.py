@@ -95,10 +95,10 @@ def init(
     try:
         with apply_run_overrides(spec):
             yield context
-    except BaseException:
+    finally:
         context.close()
-        raise
-    context.close()
+        if directories is not None:
+            directories.release()
     if distributed.is_chief:
         warn_of_unread(spec)
     distributed.close()
@@ -187,22 +187,7 @@ class Trainer:
             SystemExit: Inside an experiment, if the run must release its slots.
 
         Example:
-            >>> class Line(zerotrial.ZeroTrial):
-            ...     def __init__(self, context):
-            ...         config = {"train_batch_size": 8, "optimizer": {"type": "Adam"}}
-            ...         model = torch.nn.Linear(1, 1)
-            ...         engine, *_ = zerotrial.initialize(model=model, config=config)
-            ...         self.engine = context.wrap_model_engine(engine)
-            ...     def build_training_data_loader(self):
-            ...         return zerotrial.DataLoader(torch.ones(64, 1), batch_size=8)
-            ...     build_validation_data_loader = build_training_data_loader
-            ...     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
-            ...         loss = self.engine(next(dataloader_iter)).square().mean()
-            ...         self.engine.backward(loss)
-            ...         self.engine.step()
-            ...         return loss
-            ...     def evaluate_batch(self, dataloader_iter):
-            ...         return {"loss": self.engine(next(dataloader_iter)).square().mean()}
+            >>> # Line is the trial in the example of zerotrial.Trainer.
             >>> with zerotrial.init() as context:
             ...     trainer = zerotrial.Trainer(Line(context), context)
             ...     result = trainer.fit(max_length={"epochs": 2}, validation_period={"epochs": 1})

@@ -228,21 +228,7 @@ class FitResult(int):
     and ``sys.exit(result)`` work.
 
     Example:
-        >>> class Line(zerotrial.ZeroTrial):
-        ...     def __init__(self, context):
-        ...         config = {"train_batch_size": 8, "optimizer": {"type": "Adam"}}
-        ...         engine, *_ = zerotrial.initialize(model=torch.nn.Linear(1, 1), config=config)
-        ...         self.engine = context.wrap_model_engine(engine)
-        ...     def build_training_data_loader(self):
-        ...         return zerotrial.DataLoader(torch.ones(64, 1), batch_size=8)
-        ...     build_validation_data_loader = build_training_data_loader
-        ...     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
-        ...         loss = self.engine(next(dataloader_iter)).square().mean()
-        ...         self.engine.backward(loss)
-        ...         self.engine.step()
-        ...         return loss
-        ...     def evaluate_batch(self, dataloader_iter):
-        ...         return {"loss": self.engine(next(dataloader_iter)).square().mean()}
+        >>> # Line is the trial in the example of zerotrial.Trainer.
         >>> with zerotrial.init() as context:
         ...     result = zerotrial.Trainer(Line(context), context).fit(max_length=16)
         >>> result == zerotrial.StopReason.FINISHED, result.summary
@@ -301,6 +287,13 @@ class FitResult(int):
         self._smaller_is_better = smaller_is_better
         return self
 
+    def __getnewargs_ex__(self) -> tuple[tuple[StopReason], dict[str, Any]]:
+        """Return the arguments of ``__new__``, for pickle and copy."""
+        names = ("steps_completed", "max_steps", "history", "checkpoints", "run_dir")
+        options = {name: getattr(self, name) for name in names}
+        options |= {"metric": self._metric, "smaller_is_better": self._smaller_is_better}
+        return (self.stop_reason,), options
+
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics of the last validation; empty if there was none."""
@@ -352,22 +345,7 @@ class FitResult(int):
             ConfigError: If no validation has reported the metric.
 
         Example:
-            >>> class Line(zerotrial.ZeroTrial):
-            ...     def __init__(self, context):
-            ...         config = {"train_batch_size": 8, "optimizer": {"type": "Adam"}}
-            ...         model = torch.nn.Linear(1, 1)
-            ...         engine, *_ = zerotrial.initialize(model=model, config=config)
-            ...         self.engine = context.wrap_model_engine(engine)
-            ...     def build_training_data_loader(self):
-            ...         return zerotrial.DataLoader(torch.ones(64, 1), batch_size=8)
-            ...     build_validation_data_loader = build_training_data_loader
-            ...     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
-            ...         loss = self.engine(next(dataloader_iter)).square().mean()
-            ...         self.engine.backward(loss)
-            ...         self.engine.step()
-            ...         return loss
-            ...     def evaluate_batch(self, dataloader_iter):
-            ...         return {"loss": self.engine(next(dataloader_iter)).square().mean()}
+            >>> # Line is the trial in the example of zerotrial.Trainer.
             >>> with zerotrial.init() as context:
             ...     result = zerotrial.Trainer(Line(context), context).fit(max_length=16)
             >>> result.best("loss").steps_completed

@@ -8,6 +8,7 @@ import fcntl
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -21,6 +22,8 @@ __all__ = ["LOCK_FILE", "RunDirectories", "in_directory", "is_used"]
 LOCK_FILE = ".writing"
 """Locked file of a directory in which a run saves checkpoints."""
 
+_CLAIM_FILE = ".claimed"
+"""Locked file of a directory whose script has not trained yet."""
 _CHECKPOINTS = "checkpoints"
 
 
@@ -33,17 +36,38 @@ class RunDirectories:
 
     def __init__(self, base: Path) -> None:
         self._base = base.absolute()
+        self._claim: BinaryIO | None = None
 
     def claim(self) -> Path:
-        """Create and return the directory of a new run: the first one that no run has used."""
+        """Create and return the directory of a new run.
+
+        It is the first one that no run has used and no other script has claimed.
+        """
+        self.release()
         for path in self._names():
-            try:
-                path.mkdir(parents=True)
-            except FileExistsError:
-                if is_used(path):
-                    continue
-            return path
+            path.mkdir(parents=True, exist_ok=True)
+            if not is_used(path) and self._lock(path):
+                return path
         raise AssertionError("unreachable: the names never end")
+
+    def release(self) -> None:
+        """Give up the claim on a directory."""
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
+
+    def _lock(self, path: Path) -> bool:
+        """Claim a directory until :meth:`release`; return False if another script has claimed it."""
+        claim = (path / _CLAIM_FILE).open("ab")
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            claim.close()
+            return False
+        except OSError:  # a file system without locks
+            pass
+        self._claim = claim
+        return True
 
     def find(self, uuid: str) -> Path | None:
         """Return the directory of the run that saved a checkpoint, the newest one first."""
