@@ -57,7 +57,7 @@ class RunDirectories:
             self._claim = None
 
     def _lock(self, path: Path) -> bool:
-        """Claim a directory until :meth:`release`; return False if another script has claimed it."""
+        """Claim a directory until :meth:`release`; return False if another script has done so."""
         claim = (path / _CLAIM_FILE).open("ab")
         try:
             fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
