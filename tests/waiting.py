@@ -14,7 +14,9 @@ __all__ = ["DEADLINE_S", "free_port", "until"]
 DEADLINE_S = 300.0
 """Seconds after which a wait is a hang."""
 
-_MIN_PAUSE_S, _MAX_PAUSE_S = 0.002, 0.05
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.002, 0.5
+_PAUSE_SHARE = 0.08
+"""Pause between two calls, as a share of the time waited: probes cost the server CPU time."""
 
 T = TypeVar("T")
 
@@ -41,8 +43,8 @@ def until(
     Raises:
         AssertionError: After the deadline, with the description and the last value.
     """
-    deadline = time.monotonic() + deadline_s
-    pause = _MIN_PAUSE_S
+    started = time.monotonic()
+    deadline = started + deadline_s
     while True:
         expired = (
             time.monotonic() > deadline
@@ -59,8 +61,8 @@ def until(
             raise AssertionError(
                 f"not within {deadline_s:g} s: {description}; last seen: {last}{suffix}"
             )
-        time.sleep(pause)
-        pause = min(2 * pause, _MAX_PAUSE_S)
+        waited = time.monotonic() - started
+        time.sleep(min(max(_PAUSE_SHARE * waited, _MIN_PAUSE_S), _MAX_PAUSE_S))
 
 
 def free_port() -> int:
