@@ -50,7 +50,7 @@ imports: .venv/.installed-dev ## import-linter's contracts
 	$(BIN)/lint-imports --no-cache
 
 language: .venv/.installed-dev ## share of unidiomatic sentences in docs, messages and tests, and of vague names
-	$(BIN)/python tools/prose_check.py --max 3 --subjects
+	$(BIN)/python tools/prose_check.py --max 3 --subjects --docs
 	$(BIN)/python tools/identifier_check.py --max 0.5
 
 docs: .venv/.installed-dev ## build the documentation; a server started afterwards shows it at /docs

@@ -82,7 +82,7 @@ DEEPER = {
     "deepspeed.runtime.sequence_parallel.ulysses_sp.UlyssesSPAttentionHF": "no sequence parallel",
     "deepspeed.ops.sparse_attention.SparseSelfAttention": "there is no sparse attention",
     "deepspeed.elasticity.compute_elastic_config": "set resources.elastic",
-    "deepspeed.ops.adam.multi_tensor_apply": "a part of DeepSpeed's own inside",
+    "deepspeed.ops.adam.multi_tensor_apply": "internal to DeepSpeed",
     "deepspeed.runtime.activation_checkpointing.config": "use the activation_checkpointing block",
     "deepspeed.utils.tensor_fragment": "use the safe_*_full_* of deepspeed.utils",
     "deepspeed.runtime.dataloader.DeepSpeedDataLoader": "use what initialize returns",

@@ -28,7 +28,7 @@ _COMPILED = "set compile.enabled"
 _ACTIVATIONS = "set activation_checkpointing.cpu_checkpointing"
 _WIDE = "communication is not compressed; set communication_data_type to bf16"
 _TRIM = "prune or quantize the trained model after `export`"
-_SAMPLER = "give the DataLoader a sampler of your own"
+_SAMPLER = "pass your own sampler to the DataLoader"
 _TOO_LARGE = "use stage 3 for a model that does not fit on one device"
 _FULL_MASTERS = (
     "master weights are fp32; to save memory raise zero_optimization.stage or set "
