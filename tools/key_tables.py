@@ -185,7 +185,7 @@ def _aliases() -> str:
     from zerolab.extensions.deepspeed_config.unsupported_keys import ALIASES
 
     pairs = {key: f"`{first}`" for key, first in ALIASES.items()}
-    return _pairs(("second name", "first name"), pairs)
+    return _pairs(("alias", "key"), pairs)
 
 
 def _names(names: frozenset[str]) -> str:
@@ -213,7 +213,7 @@ TABLES = {
         "field", _of_extension("config_checks.unsupported_fields", "UNSUPPORTED_FIELDS")
     ),
     "experiment strangers": lambda: _pairs(
-        ("value", "what the message says"),
+        ("value", "message"),
         {
             f"searcher.name: {name}": text
             for name, text in _of_extension(

@@ -188,7 +188,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"checkpoint": {"tag_validation": "MAYBE"}}, "checkpoint.tag_validation: must be"),
     (
         {"zero_optimization": {"prefetch_bucket_size": 1, "stage3_prefetch_bucket_size": 2}},
-        "zero_optimization.prefetch_bucket_size: is a second name of",
+        "zero_optimization.prefetch_bucket_size: is an alias of",
     ),
 ]
 

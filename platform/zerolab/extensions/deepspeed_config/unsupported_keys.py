@@ -235,7 +235,7 @@ def without_aliases(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
         first = ALIASES.get(key, key)
         short = first.removeprefix("zero_optimization.")
         if first != key and short in zero:
-            problems.append(f"{key}: is a second name of {first}; give one of the two")
+            problems.append(f"{key}: is an alias of {first}; set one of the two")
         else:
             renamed[short] = value
     return {**data, "zero_optimization": renamed}, problems
