@@ -157,7 +157,7 @@ class EngineConfig(Section):
     vocabulary_size: PositiveInt | None = hint(None, "it only ever caused a warning")
     """Warn about vocabularies that are no multiple of 8."""
 
-    log_level: str | None = hint(None, "Python's logging decides what is shown")
+    log_level: str | None = hint(None, "configure Python's logging instead")
     """Level of DeepSpeed's log."""
 
     _source: str = PrivateAttr(default="engine config")

@@ -104,7 +104,7 @@ class WriterConfig(Section):
     """Print rates."""
 
     data_parallel: Literal["replica", "socket", "machine"] | None = hint(
-        None, "every rank writes what it owns"
+        None, "every rank writes its own shards"
     )
     """Ranks that write."""
 
@@ -115,7 +115,7 @@ class WriterConfig(Section):
 class ParallelWriteConfig(Section):
     """Which ranks write a checkpoint."""
 
-    pipeline_stage: bool = hint(False, "every rank writes what it owns")
+    pipeline_stage: bool = hint(False, "every rank writes its own shards")
     """Spread files of a pipeline stage over ranks."""
 
 

@@ -213,7 +213,7 @@ class ZeroConfig(Section):
     )
     """A linear layer that saves no weights."""
 
-    pipeline_loading_checkpoint: bool = hint(False, "a rank always reads only what it owns")
+    pipeline_loading_checkpoint: bool = hint(False, "a rank always reads only its own shards")
     """Load a checkpoint piece by piece."""
 
     override_module_apply: bool = hint(True, "models are initialised before they are sharded")
