@@ -1,4 +1,4 @@
-"""A complete cluster: PostgreSQL, two agents, a Slurm pool, and twenty experiments."""
+"""A complete cluster: PostgreSQL, two agents, a Slurm pool, and twelve experiments."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.machines, pytest.mark.slow]
 
-STEPS = 6
+STEPS = 4
 SCRIPT = f"""
 import os, pathlib, time
 import zerolab.core
@@ -92,10 +92,10 @@ def test_mixed_priorities_on_agents_and_slurm(
     ids.append(submit(farm, waits=False, priority=70, slots_per_trial=1, **pool))
     ids.append(submit(farm, waits=False, priority=10, slots_per_trial=3, max_nodes=2))
     ids.append(submit(farm, waits=False, priority=20, trials=3))
-    for number in range(11):
-        slots = 2 if number % 4 == 0 else 1
-        ids.append(submit(farm, waits=False, priority=15 + 7 * number, slots_per_trial=slots))
-    assert len(ids) == 20
+    for number in range(3):
+        slots = 2 if number == 0 else 1
+        ids.append(submit(farm, waits=False, priority=15 + 25 * number, slots_per_trial=slots))
+    assert len(ids) == 12
     driven_away = [
         ids[3],
         ids[4],
@@ -113,7 +113,7 @@ def test_mixed_priorities_on_agents_and_slurm(
     until(
         "all have ended",
         lambda: Counter(farm.client.experiment(experiment_id)["state"] for experiment_id in ids),
-        lambda states: states["COMPLETED"] + states["ERROR"] == 20,
+        lambda states: states["COMPLETED"] + states["ERROR"] == 12,
         details=logs,
     )
     for experiment_id in ids:
