@@ -48,7 +48,7 @@ def main() -> None:
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if (args.checkpoints / "latest").is_file():
         engine.load_checkpoint(args.checkpoints)
-        print(f"goes on after step {engine.global_steps}", flush=True)
+        print(f"resumes after step {engine.global_steps}", flush=True)
 
     micro, parts = 2, 24 // (2 * ranks)
     while engine.global_steps < args.steps:

@@ -374,8 +374,8 @@ def launcher_problems(entrypoint: Any, **resources: Any) -> list[str]:
 def test_launcher_on_several_slots_is_rejected(entrypoint: Any, name: str, instead: str) -> None:
     (line,) = launcher_problems(entrypoint, slots_per_trial=2)
     assert line == (
-        "entrypoint: must start no ranks of its own where the platform starts it on each of 2 "
-        f"slots, got {name!r}, whose ranks would be started 2 times over; write {instead!r} (the "
+        "entrypoint: must not start ranks, because Zerolab starts it on each of 2 "
+        f"slots, got {name!r}, whose ranks would be started 2 times; write {instead!r} (the "
         "platform starts a rank on each slot), or set resources.slots_per_rank: 2 (one process has "
         f"that many slots of a machine, and {name} starts its ranks there)"
     )
@@ -397,7 +397,7 @@ def test_launcher_on_several_slots_is_rejected(entrypoint: Any, name: str, inste
         (
             f"torchrun --nnodes {'9' * 5000} train.py",
             {"slots_per_trial": 2},
-            "started 2 times over",
+            "started 2 times",
         ),
         (
             "torchrun --nnodes 2 train.py",
@@ -407,7 +407,7 @@ def test_launcher_on_several_slots_is_rejected(entrypoint: Any, name: str, inste
         (
             "deepspeed --num_nodes 2 train.py",  # each starts the ranks of both
             {"slots_per_trial": 4, "max_nodes": 2, "slots_per_rank": 2},
-            "started 2 times over",
+            "started 2 times",
         ),
         (
             "deepspeed --no_ssh --num_nodes 2 train.py",

@@ -60,7 +60,7 @@ def _pattern(shown: str) -> re.Pattern[str]:
 
 
 class Walkthrough:
-    """A user who follows pages in a folder of their own.
+    """A user who follows pages in a separate folder.
 
     Args:
         folder: Where the user begins.

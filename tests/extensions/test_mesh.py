@@ -292,7 +292,7 @@ def test_ambiguous_mpu_is_refused(rank_results: list[Any]) -> None:
 def test_differing_replicated_values_are_warned_about(rank_results: list[Any]) -> None:
     for _, _, lines, *_ in rank_results:
         (line,) = lines
-        assert "these differ: gain; mark what is cut" in line
+        assert "these differ: gain; mark sharded" in line
 
 
 def test_one_process_counts_every_parameter() -> None:

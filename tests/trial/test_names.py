@@ -125,7 +125,7 @@ def test_determined_names_raise_with_replacement() -> None:
     message = "zerotrial has no 'DeepSpeedTrial'; instead: `zerotrial.ZeroTrial`"
     with pytest.raises(ImportError, match=message):
         from zerotrial import DeepSpeedTrial  # noqa: F401
-    with pytest.raises(ImportError, match="no 'zero'; `import deepspeed` has it"):
+    with pytest.raises(ImportError, match="no 'zero'; use it from `import deepspeed`"):
         zerotrial.zero.Init()  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="has no attribute 'DeepSpedTrial'"):
         zerotrial.DeepSpedTrial  # noqa: B018

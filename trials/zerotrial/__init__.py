@@ -111,7 +111,7 @@ def _missing_name_error(name: str) -> Exception:
     from zerolab.replacements import import_error
 
     if name in _DEEPSPEED_NAMES:
-        alternative = "`import deepspeed` has it, with `environment: {deepspeed: zerolab}`"
+        alternative = "use it from `import deepspeed`, with `environment: {deepspeed: zerolab}`"
         return ImportError(f"zerotrial has no {name!r}; {alternative}", name="zerotrial")
     parents = ("determined.pytorch.deepspeed", "determined.pytorch", "determined")
     return import_error("zerotrial", name, *parents) or AttributeError(

@@ -232,8 +232,8 @@ def _check_size(model_dir: Path, members: Sequence[_Member], max_bytes: int) -> 
     ][:10]
     if len(members) > MAX_FILES:
         problems.append(
-            f"{model_dir}: must hold at most {MAX_FILES} files, holds {len(members)}; name what "
-            "the trial does not need in .zerolabignore"
+            f"{model_dir}: must hold at most {MAX_FILES} files, holds {len(members)}; list files "
+            "that the trial does not need in .zerolabignore"
         )
     total = sum(member.size for member in members)
     if total > max_bytes:

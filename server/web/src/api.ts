@@ -1,4 +1,4 @@
-/** Calls of the public REST API, and nothing else: the page needs no route of its own. */
+/** Calls of the public REST API, and nothing else: the page needs no other routes. */
 
 import type { ErrorAnswer, Num } from "./resources";
 
@@ -17,8 +17,8 @@ async function ask(method: string, path: string, body?: unknown): Promise<Respon
   const sent = body === undefined ? null : JSON.stringify(body);
   const answer = await fetch(`/api/v1${path}`, { method, headers, body: sent });
   if (!answer.ok) {
-    const told: Partial<ErrorAnswer> | null = await answer.json().catch(() => null);
-    throw new ApiError(answer.status, told?.error?.message ?? `${answer.status} ${answer.statusText}`);
+    const body: Partial<ErrorAnswer> | null = await answer.json().catch(() => null);
+    throw new ApiError(answer.status, body?.error?.message ?? `${answer.status} ${answer.statusText}`);
   }
   return answer;
 }

@@ -55,7 +55,7 @@ interface ChooserProps {
 export function Chooser({ columns, chosen }: ChooserProps) {
   const [open, setOpen] = useState(false);
   const [find, setFind] = useState("");
-  const found = columns.filter(([, told]) => told.toLowerCase().includes(find.toLowerCase()));
+  const found = columns.filter(([, label]) => label.toLowerCase().includes(find.toLowerCase()));
   return (
     <details class="chooser" onToggle={(e) => setOpen(e.currentTarget.open)}>
       <summary>columns</summary>
@@ -64,9 +64,9 @@ export function Chooser({ columns, chosen }: ChooserProps) {
           {columns.length > FEW && (
             <input type="search" placeholder="Column name" aria-label="search columns" value={find} onInput={(e) => setFind(e.currentTarget.value)} />
           )}
-          {found.map(([column, told]) => (
+          {found.map(([column, label]) => (
             <label key={column}>
-              <input type="checkbox" aria-label={`column ${told}`} checked={chosen.shown(column)} onChange={(e) => chosen.set(column, e.currentTarget.checked)} /> {told}
+              <input type="checkbox" aria-label={`column ${label}`} checked={chosen.shown(column)} onChange={(e) => chosen.set(column, e.currentTarget.checked)} /> {label}
             </label>
           ))}
           <button type="button" onClick={chosen.reset}>

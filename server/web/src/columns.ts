@@ -59,7 +59,7 @@ function collect(found: Record<string, Value>, path: string, tree: unknown): voi
   if (path && parts.length === 0 && tree !== null) found[path] = nested(tree) ? JSON.stringify(tree) : (tree as Value);
 }
 
-/** What stands in a column; a measure that is not finite is none. */
+/** Value of a column; a measure that is not finite is none. */
 export function cell(row: Seen, column: string): Value {
   if (column.startsWith(PREFIX)) return row.hparams[column.slice(PREFIX.length)] ?? null;
   const value = row[column as keyof Seen] as Value;

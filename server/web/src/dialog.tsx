@@ -41,7 +41,7 @@ interface QuestionProps {
   deed: string;
   /** Whether it cannot be undone. */
   final?: boolean;
-  /** Does it; what it throws is told, and the dialog stays. */
+  /** Performs the action; an error is shown, and the dialog stays open. */
   act: () => Promise<unknown>;
   close: () => void;
 }
@@ -83,7 +83,7 @@ interface Doing {
   act: () => Promise<unknown>;
 }
 
-/** A button that does something at once; what fails is told. */
+/** A button that acts at once; errors are shown. */
 export function Now({ children, busy = false, act }: Doing) {
   const [problem, setProblem] = useState("");
   return (
@@ -169,7 +169,7 @@ function read(text: string): unknown {
     const found: unknown = JSON.parse(text.trim() || "{}");
     if (found !== null && typeof found === "object" && !Array.isArray(found)) return found;
   } catch {
-    // told below
+    // shown below
   }
   throw new Error(`changes: must be a JSON object, such as {"max_restarts": 3}, got ${text}`);
 }

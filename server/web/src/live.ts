@@ -9,7 +9,7 @@ export interface Live<T> {
   value: T | null;
   error: string | null;
   reload: () => void;
-  /** Change what was read by what an event told. */
+  /** Apply the changes of an event to the loaded data. */
   update: (change: (old: T) => T) => void;
 }
 
@@ -104,9 +104,9 @@ export function useEvents(path: string, changed: (changes: Changes) => void, pau
     let source: EventSource | undefined;
     const flush = () => {
       timer = undefined;
-      const told = pending;
+      const changes = pending;
       pending = none();
-      callback.current(told);
+      callback.current(changes);
     };
     const note = (event: MessageEvent<string>) => {
       pending.kinds.add(event.type);

@@ -17,7 +17,7 @@ import { Experiments } from "./views/experiments";
 import { Model, Models } from "./views/registry/models";
 import { Trial } from "./views/trial";
 
-/** Nothing of an experiment stays; one who is not signed in is told so by what is loaded again. */
+/** Nothing of an experiment stays; one who is not signed in gets an error from the next request. */
 function signOut(): void {
   const load = () => window.location.reload();
   post("/logout").then(load, load);

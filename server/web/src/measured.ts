@@ -6,7 +6,7 @@ import { get } from "./api";
 import { useLoaded } from "./live";
 import type { MetricName, Num, TrialColumns } from "./resources";
 
-/** Between two looks at metrics of trials that go on. */
+/** Interval between two reads of metrics of running trials. */
 const CALM_MS = 3000;
 
 /** The name of a metric's column begins like this. */

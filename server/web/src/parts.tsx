@@ -20,7 +20,7 @@ interface Standing {
   waiting_reason?: string | null;
 }
 
-/** A state; an end without a result or with failed trials, and waiting, have colours of their own. */
+/** A state; an end without a result or with failed trials, and waiting, have separate colours. */
 export function Badge({ of: row }: { of: Standing }) {
   const { state, result_problem, waiting_reason } = row;
   const words = state.replaceAll("_", " ").toLowerCase();

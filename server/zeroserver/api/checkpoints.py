@@ -268,8 +268,8 @@ def check_storage(
         problem = str(error)
     except TimeoutError:
         problem = (
-            f"checkpoint storage {address.root}: has not answered within {limit_s:g} s; see that "
-            "the server's machine reaches it and has credentials for it, or mend checkpoint_storage"
+            f"checkpoint storage {address.root}: no response within {limit_s:g} s; check that "
+            "the server's machine reaches it and has credentials, or correct checkpoint_storage"
         )
     else:
         return []

@@ -301,8 +301,8 @@ def _line(text: str | None) -> str | None:
 def missing_metric_error(length: float, metric: str) -> str:
     """Return the error of a trial that did not report the searcher's metric."""
     return (
-        f"searcher.metric: must be reported by a validation at length {length:g}, where the "
-        f"searcher compares trials, got no {metric!r} there"
+        f"searcher.metric: must be reported by a validation at length {length:g}, because the "
+        f"searcher compares trials there, got no {metric!r}"
     )
 
 

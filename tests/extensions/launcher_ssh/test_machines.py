@@ -90,7 +90,7 @@ def test_run_resumes_after_network_loss(tmp_path: Path) -> None:
         until("the run on both has ended", lambda: both.poll() is not None)
         again = out.read_text()
         assert both.returncode == 0, again
-        assert f"[worker-2:1] goes on after step {saved}" in again
+        assert f"[worker-2:1] resumes after step {saved}" in again
 
         out = tmp_path / "elastic"
         shrinks = launch("--elastic", *BOTH, "train.py", *ENDLESS, out=out)
@@ -110,7 +110,7 @@ def test_run_resumes_after_network_loss(tmp_path: Path) -> None:
         until("the elastic run has ended", lambda: shrinks.poll() is not None)
         elastic_output = out.read_text()
         assert shrinks.returncode == 128 + signal.SIGTERM, elastic_output
-        assert "goes on after step" in elastic_output.partition(shrunk)[2]
+        assert "resumes after step" in elastic_output.partition(shrunk)[2]
         assert_no_processes()
 
     by_step = losses(text) | losses(again) | losses(elastic_output)

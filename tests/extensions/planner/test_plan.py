@@ -213,11 +213,11 @@ def test_fp32_gradients_and_nvme_columns(
     choices = json.loads(plan("planned_json", "--json", **two))["choices"]
     assert [choice["accumulation"] for choice in choices[:4]] == [160, 160, 80, 0]
     text = plan("planned_text", **two)
-    assert "of it sums: additional bytes of 16-bit gradients that are summed in fp32" in text
-    in_place = "in files are only the moments where the weights are their own master"
+    assert "incl. sums: additional bytes of 16-bit gradients that are summed in fp32" in text
+    in_place = "files contain only the moments if the weights are the master"
     assert (in_place in text) == (find_devices(1, tmp_path).kind == "cpu")
     narrow = plan("planned_narrow", **two, data_types={"grad_accum_dtype": "bf16"})
-    assert "of it sums: additional" not in narrow
+    assert "incl. sums: additional" not in narrow
 
 
 def test_errors_exit_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,7 +118,7 @@ def _check_replicated(by_rank: list[_RankParameters]) -> None:
     names = sorted({name for parameters in by_rank for name in parameters.replicated})
     columns = {n: [ps.replicated.get(n, (None, "")) for ps in by_rank] for n in names}
     remedy = (
-        "mark what is cut, and where ranks are pipeline stages too, give "
+        "mark sharded parameters, and if ranks are pipeline stages, too, define "
         f"{_TENSOR[0]}() and {_PIPE[0]}()"
     )
     if unlike := [n for n in names if len({shape for shape, _ in columns[n]}) > 1]:

@@ -1,4 +1,4 @@
-"""Commands that start ranks themselves, such as ``torchrun``, where the platform starts them."""
+"""Commands that start ranks, such as ``torchrun``, in entrypoints whose ranks Zerolab starts."""
 
 import posixpath
 import re
@@ -199,6 +199,6 @@ def launcher_problem(launcher: RankLauncher, resources: ResourcesConfig) -> str 
         )
     on = f"each of {slots} slots" if unit == 1 else f"every {unit} of {slots} slots"
     return (
-        f"must start no ranks of its own where the platform starts it on {on}, got "
-        f"{name!r}, whose ranks would be started {processes} times over; {remedy}"
+        f"must not start ranks, because Zerolab starts it on {on}, got "
+        f"{name!r}, whose ranks would be started {processes} times; {remedy}"
     )

@@ -15,7 +15,7 @@ export const ALONG: [string, string][] = [
 export type Timed = Series & { steps?: number[] };
 
 /** A place on the lower axis in words. */
-export function told(place: number, along: Along): string {
+export function formatPosition(place: number, along: Along): string {
   if (along === "batch") return `batch ${number(place)}`;
   return along === "clock" ? clock(new Date(place).toISOString()) : `after ${seconds(place / 1000)}`;
 }

@@ -7,7 +7,7 @@ import { number } from "../format";
 import { useLoaded } from "../live";
 import { Problem, Select } from "../parts";
 import { useChoice } from "../route";
-import { ALONG, type Along, told } from "./along";
+import { ALONG, type Along, formatPosition } from "./along";
 import { Chart } from "./chart";
 import { type Curve, extent, type Style, type Zoom } from "./curve";
 import { charts, counter, type Line, type Titled, useReader } from "./drawn";
@@ -63,7 +63,7 @@ export function Board({ lines, several, metrics, ended, tick, note }: BoardProps
     const known = new Map(lines.map((line) => [line.trial.id, line]));
     return charts(loaded.value ?? [], metrics, (trial, metric) => {
       const line = known.get(trial);
-      const label = several && line ? `${line.name}${within(line.told)}` : metric;
+      const label = several && line ? `${line.name}${within(line.detail)}` : metric;
       return { label, look: line?.look ?? look(0) };
     });
   }, [loaded.value, several]);
@@ -99,7 +99,7 @@ export function Board({ lines, several, metrics, ended, tick, note }: BoardProps
           found.length > 0 && <span class="muted wide-only">drag in a chart to zoom</span>
         ) : (
           <button type="button" class="reset" onClick={() => setZoom(null)}>
-            {along === "batch" ? `batches ${number(zoom[0])} to ${number(zoom[1])}` : `${told(zoom[0], along)} to ${told(zoom[1], along)}`} ✕ <span class="muted">reset zoom</span>
+            {along === "batch" ? `batches ${number(zoom[0])} to ${number(zoom[1])}` : `${formatPosition(zoom[0], along)} to ${formatPosition(zoom[1], along)}`} ✕ <span class="muted">reset zoom</span>
           </button>
         )}
         {note}
@@ -242,7 +242,7 @@ interface LegendProps {
 function Legend({ lines, hot, heat }: LegendProps) {
   return (
     <ul class="legend" aria-label="trials" onMouseLeave={() => heat(null)}>
-      {lines.map(({ trial: { id }, name, told, look: { color, dash }, best, href }) => (
+      {lines.map(({ trial: { id }, name, detail, look: { color, dash }, best, href }) => (
         <li key={id} class={hot === id ? "hot" : ""} onMouseEnter={() => heat(id)}>
           <svg width="22" height="8" aria-hidden="true">
             <line x1="0" y1="4" x2="22" y2="4" stroke={color} stroke-width="2.5" stroke-dasharray={dash.join(" ")} />
@@ -250,7 +250,7 @@ function Legend({ lines, hot, heat }: LegendProps) {
           <a href={href} onFocus={() => heat(id)} onBlur={() => heat(null)}>
             {name}
           </a>{" "}
-          <span class="muted">{told}</span>
+          <span class="muted">{detail}</span>
           {best && <small class="label">best</small>}
         </li>
       ))}

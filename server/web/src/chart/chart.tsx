@@ -6,7 +6,7 @@ import "uplot/dist/uPlot.min.css";
 
 import { number } from "../format";
 import { useDark } from "../theme";
-import { type Along, type Timed, told } from "./along";
+import { type Along, type Timed, formatPosition } from "./along";
 import { banded, type Curve, draw, type Drawing, type Style, type Zoom } from "./curve";
 import { options } from "./options";
 
@@ -38,7 +38,7 @@ function words(title: string, curves: Curve[], along: Along): string {
   const last = Math.max(...curves.map(({ series }) => series.points[series.points.length - 1]?.[0] ?? 0));
   const points = curves.reduce((sum, { series }) => sum + series.points.length, 0);
   const several = curves.length === 1 ? "" : `${curves.length} curves, `;
-  return `${title}: ${several}${points} points to ${along === "batch" ? `batch ${last}` : told(last, along)}`;
+  return `${title}: ${several}${points} points to ${along === "batch" ? `batch ${last}` : formatPosition(last, along)}`;
 }
 
 function nearest(plot: uPlot, { columns }: Drawing): number | null {
@@ -255,7 +255,7 @@ function Readout({ plot, at, curves, hot, drawing, along }: Reading) {
   const band = curve.series.band?.find((one) => one[0] === step);
   return (
     <p class="readout" aria-live="polite">
-      {told(step, along)}
+      {formatPosition(step, along)}
       {batch !== undefined && ` · batch ${number(batch)}`}
       {curves.length > 1 && (
         <>

@@ -69,7 +69,7 @@ function smoothed(values: (number | null)[], weight: number): (number | null)[] 
   });
 }
 
-/** Merge curves onto one axis of steps; lines go on across what is missing, and stop at zero. */
+/** Merge curves onto one axis of steps; lines continue across gaps, and stop at zero. */
 export function draw(curves: Curve[], { log, smooth }: Style): Drawing {
   const values = log ? curves.flatMap(({ series }) => series.points.map((point) => point[1])) : [];
   const least = values.reduce<number>((low, value) => (typeof value === "number" && value > 0 && value < low ? value : low), Infinity);

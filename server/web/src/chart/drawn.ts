@@ -19,7 +19,7 @@ export const MOST_TRIALS = 50;
 
 const MOST_POINTS = 400; // of a curve: about one a pixel
 const LEAST_POINTS = 100;
-const ALL_POINTS = 5000; // of all curves of a chart: more are not told apart, and slow
+const ALL_POINTS = 5000; // of all curves of a chart: more cannot be distinguished, and are slow
 const GROUPS = ["training", "validation", "system"];
 const COUNTERS = ["batches", "epochs", "loss_scale", "skipped_steps"];
 
@@ -29,7 +29,7 @@ export interface Line {
   /** Who it is: `trial 7`. */
   name: string;
   /** What it was started with, in a few words. */
-  told: string;
+  detail: string;
   look: Look;
   best: boolean;
   /** Where its name in the legend leads. */

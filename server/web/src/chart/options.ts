@@ -1,4 +1,4 @@
-/** What uPlot is told about a chart. */
+/** Options of uPlot for a chart. */
 
 import uPlot from "uplot";
 

@@ -2,7 +2,7 @@
 
 import { number } from "../format";
 import { Cell, Table } from "../parts";
-import { type Along, told } from "./along";
+import { type Along, formatPosition } from "./along";
 import type { Line, Titled } from "./drawn";
 
 /** Whether a metric has no more than one point in any trial. */
@@ -32,13 +32,13 @@ function OfTrial({ line, found, along }: { line: Line; found: Titled[]; along: A
   return (
     <tr class={line.best ? "best" : ""}>
       <Cell kind="name">
-        <i class="swatch" style={{ background: line.look.color }} /> <a href={line.href}>{line.name}</a> <small class="muted">{line.told}</small>
+        <i class="swatch" style={{ background: line.look.color }} /> <a href={line.href}>{line.name}</a> <small class="muted">{line.detail}</small>
       </Cell>
       {found.map(([title, curves]) => {
         const point = curves.find(({ trial }) => trial === line.trial.id)?.series.points[0];
         return (
           <Cell key={title} name={title} kind="figure">
-            {number(point?.[1])} {point && <small class="muted">{told(point[0], along)}</small>}
+            {number(point?.[1])} {point && <small class="muted">{formatPosition(point[0], along)}</small>}
           </Cell>
         );
       })}
@@ -55,7 +55,7 @@ function OfMetric({ titled: [title, curves], along }: { titled: Titled; along: A
         {number(point?.[1])}
       </Cell>
       <Cell name="at" kind="figure">
-        {point && told(point[0], along)}
+        {point && formatPosition(point[0], along)}
       </Cell>
     </tr>
   );

@@ -27,7 +27,7 @@ export interface Axis {
 const MANY = 100;
 const MOST_LABELS = 24;
 
-/** Whether values that span so much are better told apart on a logarithmic axis. */
+/** Whether values span so many orders of magnitude that a logarithmic axis is better. */
 export function wide(cells: Value[]): boolean {
   const numbers = cells.filter((value): value is number => typeof value === "number");
   const least = numbers.reduce((a, b) => Math.min(a, b), Infinity);

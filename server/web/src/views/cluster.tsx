@@ -179,7 +179,7 @@ interface FigureProps {
 
 /** A number that may be changed; it is sent when the field is left, or with Enter.
  *
- * What is typed stays while the page is drawn anew; Escape takes it back.
+ * What is typed stays while the page is redrawn; Escape restores the old value.
  */
 function Figure({ name, value, least, most, step, set }: FigureProps) {
   const [typed, setTyped] = useState<string | null>(null);
@@ -240,7 +240,7 @@ function Agents({ agents, pooled, act }: { agents: Agent[]; pooled: boolean; act
 function OneSlot({ agent, slot, act }: { agent: Agent; slot: Slot; act: Do }) {
   const what = slot.run_id !== null ? `run ${slot.run_id}` : !slot.enabled ? "disabled" : slot.down ? "no node" : "free";
   const deed = slot.enabled ? "disable" : "enable";
-  const told = `slot ${slot.id} (${slot.device}): ${what}${slot.run_id !== null && !slot.enabled ? ", draining" : ""}`;
+  const label = `slot ${slot.id} (${slot.device}): ${what}${slot.run_id !== null && !slot.enabled ? ", draining" : ""}`;
   const wish = { slots: [slot.id], ...(slot.enabled ? { drain: true } : {}) };
   return (
     <button
@@ -248,8 +248,8 @@ function OneSlot({ agent, slot, act }: { agent: Agent; slot: Slot; act: Do }) {
       class={`slot ${slot.run_id !== null ? "held" : slot.enabled && !slot.down ? "free" : "off"}`}
       disabled={!agent.alive || !agent.enabled}
       aria-pressed={slot.enabled}
-      aria-label={told}
-      title={`${told}. Click: ${deed} it${slot.enabled && slot.run_id !== null ? "; its current run finishes" : ""}.`}
+      aria-label={label}
+      title={`${label}. Click: ${deed} it${slot.enabled && slot.run_id !== null ? "; its current run finishes" : ""}.`}
       onClick={() => act(post(`/agents/${agent.id}/${deed}`, wish))}
     >
       {slot.id}

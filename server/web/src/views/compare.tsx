@@ -14,7 +14,7 @@ import { address, compareAddress, trialAddress, useChoice } from "../route";
 import { Board } from "../chart/board";
 import { type Line, MOST_TRIALS } from "../chart/drawn";
 
-/** Between two looks at curves that go on. */
+/** Interval between two reads of growing curves. */
 const LOOK_MS = 5000;
 
 const EACH: [string, string][] = [
@@ -108,7 +108,7 @@ function linesOf(found: One[]): { shown: Line[]; all: number } {
       line: {
         trial: seenTrial(trial),
         name: `${row.id} ${row.name}`,
-        told: `trial ${trial.id}`,
+        detail: `trial ${trial.id}`,
         look: look(place % PLAIN_LOOKS, rank),
         best: false,
         href: trialAddress(trial.id),

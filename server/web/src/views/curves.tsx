@@ -28,7 +28,7 @@ export function Curves({ row, trials, at, chosen, tick }: CurvesProps) {
       some.map((trial): Line => ({
         trial,
         name: `trial ${trial.id}${trial.state === "ERROR" ? " (failed)" : ""}`,
-        told: difference(trial, names),
+        detail: difference(trial, names),
         look: look(at.get(trial.id) ?? 0),
         best: trial.id === row.best_trial_id,
         href: address(row.id, "curves", [trial.id]),

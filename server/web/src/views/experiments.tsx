@@ -81,10 +81,10 @@ const plain = (name: string, value: (row: Experiment) => Value): Shown => ({
     return typeof found === "boolean" ? String(found) : found;
   },
   kind: "figure",
-  cell: (e) => told(value(e)),
+  cell: (e) => formatCell(value(e)),
 });
 
-function told(value: Value): string {
+function formatCell(value: Value): string {
   return value === null ? "–" : typeof value === "number" ? number(value) : String(value);
 }
 
@@ -210,7 +210,7 @@ export function Experiments() {
               value={text}
               onInput={(e) => setText(e.currentTarget.value)}
             />
-            <Select name="state" value={state} options={STATES.map(([name, told]) => [name, told])} choose={setState} />
+            <Select name="state" value={state} options={STATES.map(([name, label]) => [name, label])} choose={setState} />
             {hidden > 0 && (
               <label>
                 <input type="checkbox" checked={archived !== ""} onChange={(e) => setArchived(e.currentTarget.checked ? "1" : "")} />{" "}

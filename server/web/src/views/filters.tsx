@@ -17,7 +17,7 @@ export function useConditions(): [Condition[], (next: Condition[]) => void, bool
   return [found ?? [], (next) => setText(next.length === 0 ? "" : JSON.stringify(next)), found === null];
 }
 
-const told = (value: unknown): string => (Array.isArray(value) ? value.map((each) => written(each as Value)).join(", ") : written(value as Value));
+const formatted = (value: unknown): string => (Array.isArray(value) ? value.map((each) => written(each as Value)).join(", ") : written(value as Value));
 
 /** What a text says, as a value: a number where it is one. */
 function value(text: string, column: string): Value {
@@ -45,8 +45,8 @@ export function Filters({ names, metrics = [], metric, count }: FiltersProps) {
     <div class="choice filters">
       {broken && <Problem text="The filters in the address are invalid; none is applied." />}
       {where.map((one, at) => (
-        <button type="button" class="reset" key={JSON.stringify(one)} aria-label={`remove ${titled(one[0], metric)} ${one[1]} ${told(one[2])}`} onClick={() => setWhere(where.filter((_, i) => i !== at))}>
-          {titled(one[0], metric)} {one[1]} {told(one[2])} ✕
+        <button type="button" class="reset" key={JSON.stringify(one)} aria-label={`remove ${titled(one[0], metric)} ${one[1]} ${formatted(one[2])}`} onClick={() => setWhere(where.filter((_, i) => i !== at))}>
+          {titled(one[0], metric)} {one[1]} {formatted(one[2])} ✕
         </button>
       ))}
       {open ? (

@@ -127,8 +127,8 @@ function Download({ path, query }: { path: string; query: string }) {
     }
     const cut = after === null ? "" : `the first ${MOST_SAVED} lines only\n`;
     const hosts = haveHosts(rows);
-    const told = (line: LogLine) => [clock(line.time), line.trial_id ?? "-", source(line, hosts), line.text].join("\t");
-    save(`${path.slice(1).replace("s/", "-")}.log`, `${rows.map(told).join("\n")}\n${cut}`);
+    const asText = (line: LogLine) => [clock(line.time), line.trial_id ?? "-", source(line, hosts), line.text].join("\t");
+    save(`${path.slice(1).replace("s/", "-")}.log`, `${rows.map(asText).join("\n")}\n${cut}`);
   };
   return (
     <Now busy={read !== null} act={() => download().finally(() => setRead(null))}>

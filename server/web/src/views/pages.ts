@@ -22,7 +22,7 @@ export interface Pages {
   again: () => void;
 }
 
-/** Trials in the order and under the conditions of `query`; `changed` are those that events told of. */
+/** Trials in the order and under the conditions of `query`; `changed` are those that events reported. */
 export function usePages(path: string, query: string, changed: Map<number, Trial | null>, tick: number): Pages {
   const [rows, setRows] = useState<Trial[]>([]);
   const [total, setTotal] = useState<number | null>(null);

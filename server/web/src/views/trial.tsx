@@ -96,7 +96,7 @@ function Known({ trial, row, tab, refresh, update }: Props) {
       </nav>
       {shown === "curves" && (
         <Board
-          lines={[{ trial: seenTrial(trial), name: `trial ${trial.id}`, told: "", look: look(0), best: false, href: trialAddress(trial.id) }]}
+          lines={[{ trial: seenTrial(trial), name: `trial ${trial.id}`, detail: "", look: look(0), best: false, href: trialAddress(trial.id) }]}
           several={false}
           metrics={row.metric ? [row.metric] : []}
           ended={ENDED.includes(trial.state)}
@@ -163,7 +163,7 @@ function Deeds({ trial, row, refresh }: Both & { refresh: () => void }) {
   );
 }
 
-/** Submits a trial as an experiment of its own, and goes there. */
+/** Submits a trial as a new experiment, and opens it. */
 export function Fork({ trial }: { trial: number }) {
   const act = async (config: unknown) => {
     const { experiment } = await post<{ experiment: Experiment }>(`/trials/${trial}/fork`, { config });
@@ -198,12 +198,12 @@ function Overview({ trial, row, versions, tick }: Both & { versions: Version[]; 
   if (trial.activity && trial.state === "RUNNING") rows.splice(1, 0, ["activity", trial.activity]);
   if (trial.started_at === null && !ENDED.includes(trial.state)) rows.push(["waiting for", duration(trial.created_at, null)]);
   if (versions.length > 0) {
-    const told = versions.map(({ model, version }) => (
+    const links = versions.map(({ model, version }) => (
       <a key={`${model} ${version}`} class="label" href={modelAddress(model)}>
         {model} {version}
       </a>
     ));
-    rows.push(["registered as", <>{told}</>]);
+    rows.push(["registered as", <>{links}</>]);
   }
   if (trial.source_trial_id !== null) {
     rows.push(["initial weights from", <a href={trialAddress(trial.source_trial_id)}>trial {trial.source_trial_id}</a>]);

@@ -104,7 +104,7 @@ export function Trials({ row, trials, at, chosen, changed, tick, refresh }: Tria
             count={pages.total === null ? "" : all.length === 0 ? `${number(pages.total)} trials` : `${number(pages.total)} of ${number(trials.length)} trials`}
           />
           <div class="choice">
-            <Select name="state" value={state} options={STATES.map(([name, told]) => [name, told])} choose={setState} />
+            <Select name="state" value={state} options={STATES.map(([name, label]) => [name, label])} choose={setState} />
             {hidden > 0 && (
               <label>
                 <input type="checkbox" checked={archived !== ""} onChange={(e) => setArchived(e.currentTarget.checked ? "1" : "")} />{" "}

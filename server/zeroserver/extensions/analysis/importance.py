@@ -43,12 +43,12 @@ _FRESH_FACTOR = 20.0
 METHOD = (
     "Permutation importance, out of bag, on a random forest of 48 regression trees (Breiman, "
     "2001). The forest learns each trial's rank by its best validation from its hyperparameters; "
-    "ranks, so that one diverged trial does not decide. A hyperparameter's importance is half of "
-    "the error that comes in when its values are shuffled among the trials that a tree has not "
+    "ranks limit the effect of a diverged trial. A hyperparameter's importance is half of "
+    "the error that is added when its values are shuffled among the trials that a tree has not "
     "seen, as a share of the variance: an estimate of its total effect, alone and together with "
-    "others (the total Sobol index). It cannot tell cause from habit: hyperparameters that the "
-    "searcher changed together, or one that exists only for a value of another, share what they "
-    "explain. Where it searched little, little is seen. And trials are compared by their best "
+    "others (the total Sobol index). It shows correlation, not cause: hyperparameters that "
+    "the searcher changed together, or one that exists only for a value of another, share their "
+    "importance. Regions with few trials have little influence. Trials are compared by their best "
     "validation although some were stopped early."
 )
 

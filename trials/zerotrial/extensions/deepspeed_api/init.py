@@ -115,7 +115,7 @@ def Init(  # noqa: N802, PLR0917 - DeepSpeed's name and arguments, in its order
         "param_swapper": param_swapper,
     }.items():
         if value:
-            _warn(name, "there is none of ZeRO++ and of swapping while a model is built")
+            _warn(name, "ZeRO++ and swapping while a model is built are not supported")
     yield from _held_as_built(module)
 
 

@@ -95,13 +95,13 @@ def _count(stepping: object) -> None:
     if STEPS.in_trainer or run.experiment() is None:
         return
     if run.join().preempt.requested_on_rank:
-        _tell_what_is_waited_for()
+        _log_pending_preemption()
 
 
 @functools.cache
-def _tell_what_is_waited_for() -> None:
+def _log_pending_preemption() -> None:
     logger.warning(
-        "the trial is to be preempted at batch %d; it exits after the next "
+        "the server preempts the trial at batch %d; it exits after the next "
         "accelerator.save_state(), and resumes from that state. Call save_state() more often to "
         "exit earlier",
         STEPS.completed,

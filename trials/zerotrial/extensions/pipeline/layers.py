@@ -188,11 +188,11 @@ def shared_problems(modules: Iterable[tuple[int, nn.Module]]) -> list[str]:
             if other != index and parameter.requires_grad:
                 problems.setdefault(
                     (other, index),
-                    f"layers[{index}]: must have parameters of its own, got {name}, which is "
-                    f"{other_name} of layers[{other}] too, and would be another one on another "
-                    "pipeline stage; "
-                    "tie the layers: TiedLayerSpec of one key at both places, with forward_fn "
-                    "where it is called in another way",
+                    f"layers[{index}]: must not share parameters, got {name}, which is "
+                    f"{other_name} of layers[{other}], too, and would be a separate parameter on "
+                    "another pipeline stage; "
+                    "tie the layers: use TiedLayerSpec with one key for both, and forward_fn "
+                    "if one of them is called differently",
                 )
     return list(problems.values())
 

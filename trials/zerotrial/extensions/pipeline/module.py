@@ -392,9 +392,10 @@ class PipelineModule(nn.Module):
                 raise EngineError(
                     f"TiedLayerSpec({key!r}): must have no buffers that a forward changes, as "
                     f"it is tied over the pipeline stages {', '.join(map(str, stages))}, each of "
-                    f"which would change its copy in its own way, got {', '.join(names)}; put what "
-                    "has them (BatchNorm) into layers of their own, or take a norm without "
-                    "(LayerNorm, GroupNorm), or cut so that one stage has all its places"
+                    f"which would change its copy differently, got {', '.join(names)}; move "
+                    "them (BatchNorm) to separate layers, use a norm without them (LayerNorm, "
+                    "GroupNorm), or change the stage boundaries so that one stage has all its "
+                    "layers"
                 )
 
     def _stage_of(self, index: int) -> int:

@@ -357,7 +357,7 @@ def to_text(plan: Plan) -> str:
         + (f", and {size_text(devices.host_bytes)} of the host" if devices.kind == "cuda" else "")
     )
     lines += [f"bytes of each of {plan.world_size} rank(s), activations not counted:", ""]
-    titles = ("on device", "of it sums", "working set", "on host", "in files")
+    titles = ("on device", "incl. sums", "working set", "on host", "in files")
     rows = [("stage", "offload", *titles, "fits", "")]
     for choice in plan.choices:
         marks = {"as configured": plan.configured, "recommended": plan.recommended}
@@ -384,11 +384,9 @@ def to_text(plan: Plan) -> str:
 
 def _notes(plan: Plan) -> Iterator[str]:
     if any(choice.accumulation for choice in plan.choices):
-        yield "of it sums: additional bytes of 16-bit gradients that are summed in fp32"
+        yield "incl. sums: additional bytes of 16-bit gradients that are summed in fp32"
     if any(c.offload_optimizer == "nvme" and c.disk == c.moments for c in plan.choices):
-        yield (
-            "in files are only the moments where the weights are their own master (fp32, stage 3)"
-        )
+        yield ("files contain only the moments if the weights are the master (fp32, stage 3)")
 
 
 def _advice(plan: Plan) -> str:

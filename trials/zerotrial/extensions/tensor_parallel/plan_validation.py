@@ -78,8 +78,7 @@ def _sharding_problem(module: nn.Module, plan: LayerPlan) -> str | None:
         return None
     return (
         f"only nn.Linear and nn.Embedding can be sharded, got {type(module).__name__}; name "
-        "the layers "
-        "inside of it, or give them a plan of their own"
+        "the layers inside it, or give each a plan"
     )
 
 

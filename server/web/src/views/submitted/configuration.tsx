@@ -18,9 +18,9 @@ export function Configuration({ row, trial }: { row: Experiment; trial: number |
   return (
     <section>
       <div class="choice">
-        {Object.entries(FORMS).map(([name, told]) => (
+        {Object.entries(FORMS).map(([name, label]) => (
           <button type="button" aria-pressed={form === name} key={name} onClick={() => setForm(name)}>
-            {told}
+            {label}
           </button>
         ))}
         <Copy text={text} />

@@ -11,7 +11,7 @@ const SHOWN: [string, string, (origin: string) => boolean][] = [
   ["set", "Changed from default", (origin) => !origin.startsWith("default")],
 ];
 
-const told = (value: unknown): string => (value === null ? "–" : typeof value === "string" ? value : JSON.stringify(value));
+const formatted = (value: unknown): string => (value === null ? "–" : typeof value === "string" ? value : JSON.stringify(value));
 
 /** The values as a tree: an engine file again. */
 function tree(entries: EngineEntry[]): Record<string, unknown> {
@@ -54,7 +54,7 @@ export function Engine({ trial }: { trial: number }) {
               <Cell kind="name">
                 <code>{key}</code>
               </Cell>
-              <Cell name="value">{told(value)}</Cell>
+              <Cell name="value">{formatted(value)}</Cell>
               <Cell name="source">
                 <span class="muted">{origin}</span>
               </Cell>
