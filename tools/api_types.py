@@ -23,6 +23,7 @@ from zeroserver.extensions.model_registry import resources as models
 from zeroserver.extensions.queue import resources as queue
 from zeroserver.extensions.search_preview import router as search_preview
 from zeroserver.extensions.search_view import resources as search_view
+from zeroserver.extensions.users import resources as users
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
     EXPERIMENT_MOVES,
@@ -38,7 +39,7 @@ RESOURCES = tuple(
     value
     for module in (
         resources, models, queue, analysis, custom_search, search_preview, search_view, removal,
-        submitted_files,
+        submitted_files, users,
     )
     for value in map(vars(module).get, module.__all__)
     if isinstance(value, type) and issubclass(value, Resource)
@@ -74,6 +75,8 @@ TOLD = (
     queue.Job,
     resources.Pool,
     queue.Quota,
+    users.User,
+    users.ApiToken,
 )
 """Resources with a table of their own in the document."""
 

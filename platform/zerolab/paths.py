@@ -38,7 +38,7 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def token_file(self) -> Path:
-        """File with the owner's token."""
+        """File with the token of the installation."""
         return self.path / "token"
 
     @property
@@ -163,18 +163,18 @@ class Home(msgspec.Struct, frozen=True):
         return self.identity_file.read_text(encoding="ascii").strip()
 
     def read_token(self) -> str | None:
-        """Return the owner's token, or None before the first start."""
+        """Return the token of the installation, or None before the first start."""
         return _read_token(self.token_file)
 
     def ensure_token(self) -> str:
-        """Return the owner's token, created randomly on first use.
+        """Return the token of the installation, created randomly on first use.
 
         Concurrent processes get the same token. A file that others can read is made private.
         """
         return _ensure_token(self.token_file, "zerolab token --renew")
 
     def replace_token(self) -> str:
-        """Replace the owner's token by a new random one; return it."""
+        """Replace the token of the installation by a new random one; return it."""
         return _replace_token(self.token_file)
 
     def read_agent_token(self) -> str | None:

@@ -103,6 +103,7 @@ class _Application(FastAPI):
             services.settings,
             self.router.routes,
             has_ended=partial(services.open_runs.has_ended, services.read),
+            ownership=services.ownership,
         )
 
 
@@ -168,8 +169,8 @@ def _services(settings: Settings) -> Services:
     hub = Hub()
     journal = Journal(hub)
     timings = settings.timings
-    keys = TokenStore(home, timings.session_s, timings.login_code_s)
     orchestrator = Orchestrator(settings, home, journal)
+    keys = TokenStore(home, orchestrator.users, timings.session_s, timings.login_code_s)
 
     def publish(changes: list[Change]) -> None:
         loop = services.loop
@@ -198,6 +199,8 @@ def prepare(services: Services) -> None:
     try:
         lock_database(database)
         migrate(database, services.orchestrator.home)
+        with database.read() as connection:
+            services.orchestrator.users.load(connection)
         database.start()
         database.write_now(database.lock.sign)
         database.write_now(

@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from zerolab.errors import NotFoundError
 from zeroserver.access.open_runs import OpenRuns
+from zeroserver.access.ownership import Ownership
 from zeroserver.access.tokens import TokenStore
 from zeroserver.analysis.trial_order import TrialOrders
 from zeroserver.event_journal import Hub, Journal
@@ -61,9 +62,11 @@ class Services:
     _applying: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     """Lock for applying retention policies."""
     health: HealthCheck = field(init=False, repr=False)
+    ownership: Ownership = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.policies = PolicySearch(self.database)
+        self.ownership = Ownership(self.orchestrator.users, self.read)
         self.health = HealthCheck(self.database, self.orchestrator.home.path)
 
     def part(self, kind: type[T]) -> T:

@@ -71,6 +71,10 @@ def list_experiments(
     name: Annotated[
         str | None, typer.Option(help="List only experiments whose name contains this text.")
     ] = None,
+    user: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="List only experiments of this user."),
+    ] = None,
     sort: Annotated[
         str | None,
         typer.Option(
@@ -92,7 +96,7 @@ def list_experiments(
     with connect() as client:
         shown = None if archived else False
         experiments = client.experiments(
-            state=state, name=name, sort=sort, limit=limit, archived=shown
+            state=state, name=name, user=user, sort=sort, limit=limit, archived=shown
         )
     if as_json:
         print_json(experiments)
@@ -126,10 +130,12 @@ def ps(
 
 
 def _print_experiments(experiments: list[dict[str, Any]]) -> None:
+    shared = any(experiment.get("owner") for experiment in experiments)
     rows = [
         (
             experiment["id"],
             experiment["name"],
+            *([experiment["owner"]] if shared else []),
             _short_state(experiment),
             f"{100 * (experiment['progress'] or 0):.0f} %",
             experiment["num_trials"],
@@ -140,6 +146,7 @@ def _print_experiments(experiments: list[dict[str, Any]]) -> None:
         for experiment in experiments
     ]
     columns = ["id", "name", "state", "done", "trials", "best", "metric", "age"]
+    columns[2:2] = ["owner"] if shared else []
     print_table(columns, rows, shortened={"name", "metric"})
     for line in [
         *waiting_lines("experiment", experiments),
@@ -175,6 +182,7 @@ def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
     print_fields(
         {
             "experiment": f"{experiment['id']}: {experiment['name']}",
+            "owner": experiment.get("owner"),
             "description": experiment["description"],
             "labels": ", ".join(experiment["labels"]),
             "notes": experiment["notes"],

@@ -25,7 +25,7 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_NEVER_SUGGESTED = {"logout", "down", "delete", "kill", "gc", "restore"}
+_NEVER_SUGGESTED = {"logout", "down", "delete", "kill", "gc", "restore", "deactivate", "revoke"}
 """Commands that stop or delete something; a typing error must not lead to them."""
 
 _GROUPS = {"e": "experiment", "exp": "experiment", "t": "trial", "c": "checkpoint", "m": "model"}
@@ -33,7 +33,8 @@ _GROUPS |= {"a": "agent", "j": "job"}
 _GROUPS |= {
     f"{noun}s": noun
     for noun in (
-        "experiment", "trial", "task", "checkpoint", "agent", "job", "model", "pool", "quota"
+        "experiment", "trial", "task", "checkpoint", "agent", "job", "model", "pool", "quota",
+        "user", "token",
     )
 }  # fmt: skip
 _GROUPS |= {"queue": "job", "log": "logs"}

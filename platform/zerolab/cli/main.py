@@ -78,7 +78,6 @@ _add("Server", commands.down)
 _add("Server", server.status)
 _add("Server", server.open_page, "open")
 _add("Server", server.logout)
-_add("Server", commands.token)
 _add("Server", server.version)
 for _name, _group in {
     "experiment": experiment.group,
@@ -86,6 +85,7 @@ for _name, _group in {
     "checkpoint": checkpoint.group,
     "agent": agent.group,
     "config": config.group,
+    "token": commands.token,
 }.items():
     app.add_typer(_group, name=_name)
 

@@ -74,7 +74,7 @@ def open_page(
 
 
 def logout() -> None:
-    """Sign out all browsers. `zerolab open` signs one in again."""
+    """Sign out all browsers of the token's user. `zerolab open` signs one in again."""
     from zerolab.cli.connection import connect
 
     with connect() as client:

@@ -424,7 +424,7 @@ class Client(Transport):
         return link if "://" in link else f"{self.url}{link}"
 
     def log_out(self) -> None:
-        """Sign out every browser of this server.
+        """Sign out every browser of the token's user.
 
         Example:
             >>> client = zerolab.Client()
@@ -462,6 +462,147 @@ class Client(Transport):
         """
         response = self.post("/agent-token") if renew else self.get("/agent-token")
         return str(response["token"])
+
+    # -- users -------------------------------------------------------------------------------
+
+    def whoami(self) -> Json:
+        """Return the user to whom the token belongs.
+
+        Returns:
+            ``user``, ``role`` (``viewer``, ``member`` or ``admin``), ``expires_at`` (str or None)
+            of the token, and ``shared`` (bool): whether the installation has several users.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.whoami()["user"], client.whoami()["role"]
+            ('admin', 'admin')
+        """
+        return self.get("/whoami")
+
+    def users(self) -> list[Json]:
+        """List the users, sorted by name.
+
+        Returns:
+            One dict per user: ``name``, ``role``, ``active`` (bool) and ``created_at``.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> [user["name"] for user in client.users()]
+            ['admin']
+        """
+        return self._unpaged_list("/users", "users")
+
+    def create_user(self, name: str, role: str) -> Json:
+        """Create a user, who has no token yet.
+
+        Args:
+            name: Lower-case letters, digits and ``. _ @ -``.
+            role: ``viewer``, ``member`` or ``admin``.
+
+        Returns:
+            The user, as in :meth:`users`.
+
+        Raises:
+            ConfigError: If the name or the role is invalid.
+            ConflictError: If the user exists already.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.create_user("ann", "member")["active"]
+            True
+        """
+        return resource(self.post("/users", {"name": name, "role": role}), "user")
+
+    def patch_user(self, name: str, *, role: str | None = None, active: bool | None = None) -> Json:
+        """Change the role of a user, or deactivate or activate one.
+
+        Args:
+            name: Name of the user.
+            role: New role; None to keep it.
+            active: False revokes all tokens and browser sessions of the user; None to keep it.
+
+        Returns:
+            The user, as in :meth:`users`.
+
+        Raises:
+            NotFoundError: If there is no such user.
+            ConflictError: If it is the first administrator.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> user = client.create_user("bob", "viewer")
+            >>> client.patch_user("bob", role="member")["role"]
+            'member'
+        """
+        changes = {"role": role, "active": active}
+        body = {key: value for key, value in changes.items() if value is not None}
+        return resource(self._send("PATCH", _path("users", name), json=body).json(), "user")
+
+    def tokens(self, user: str | None = None) -> list[Json]:
+        """List the API tokens of a user, without their secrets.
+
+        Args:
+            user: Name of the user; None for the owner of the token in use.
+
+        Returns:
+            One dict per token: ``id``, ``name``, ``created_at``, ``expires_at`` and
+            ``last_used_at`` (str or None).
+
+        Raises:
+            NotFoundError: If there is no such user.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.tokens("admin")
+            []
+        """
+        return self._unpaged_list(
+            f"{_path('users', user or self.whoami()['user'])}/tokens", "tokens"
+        )
+
+    def create_token(
+        self, user: str | None = None, *, name: str = "", expires_s: float | None = None
+    ) -> Json:
+        """Create an API token of a user.
+
+        Args:
+            user: Name of the user; None for the owner of the token in use.
+            name: What the token is for.
+            expires_s: Validity in seconds; None for no end.
+
+        Returns:
+            ``secret``, the token, which no later response contains, and ``token``, as in
+            :meth:`tokens`.
+
+        Raises:
+            NotFoundError: If there is no such user.
+            ConflictError: If the user is not active.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> created = client.create_token("admin", name="laptop", expires_s=3600)
+            >>> client.revoke_token(created["token"]["id"], "admin")
+        """
+        path = f"{_path('users', user or self.whoami()['user'])}/tokens"
+        return self.post(path, {"name": name, "expires_s": expires_s})
+
+    def revoke_token(self, token_id: int, user: str | None = None) -> None:
+        """Revoke an API token, and the browser sessions opened with it.
+
+        Args:
+            token_id: Id of the token.
+            user: Name of its user; None for the owner of the token in use.
+
+        Raises:
+            NotFoundError: If the user has no such token.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> created = client.create_token("admin")
+            >>> client.revoke_token(created["token"]["id"], "admin")
+        """
+        path = f"{_path('users', user or self.whoami()['user'])}/tokens/{token_id}"
+        self._send("DELETE", path)
 
     # -- experiments -------------------------------------------------------------------------
 
@@ -636,9 +777,9 @@ class Client(Transport):
         """List experiments, the newest first.
 
         Args:
-            filters: ``state``, ``name`` (a part of it), ``label``, ``archived`` (bool), ``sort`` (a
-                field, with ``-`` before it for descending order), ``limit`` (one page of that
-                size).
+            filters: ``state``, ``name`` (a part of it), ``label``, ``user`` (the owner),
+                ``archived`` (bool), ``sort`` (a field, with ``-`` before it for descending order),
+                ``limit`` (one page of that size).
 
         Returns:
             One dict per experiment, as in :meth:`experiment`.
@@ -1268,7 +1409,7 @@ class Client(Transport):
 
         Args:
             registration: Name and slots of the agent.
-            use_join_token: Send the join token instead of the owner's token in later requests.
+            use_join_token: Send the join token instead of the user's token in later requests.
 
         Returns:
             Id of the agent.

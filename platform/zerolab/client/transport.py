@@ -351,10 +351,12 @@ def error_of(response: httpx.Response, url: str) -> ZerolabError:
     if kind == "stale_run":  # also with status 401, for an expired token
         error = StaleRunError(message)
     elif status in {401, 403}:
-        error = ForbiddenError(
-            f"{url}: {message}; the token comes from ZEROLAB_TOKEN, or from the file `token` of "
-            "the server's data directory"
+        origin = (
+            "; the token comes from ZEROLAB_TOKEN, or from the file `token` of the server's data "
+            "directory"
         )
+        names_token = status == 401 or message.startswith("the token")
+        error = ForbiddenError(f"{url}: {message}{origin if names_token else ''}")
     elif status in _BUSY_STATUS or kind == "unreachable":
         error = UnreachableError(f"{url}: the server cannot take this now ({status}): {message}")
     elif kind == "not_found":

@@ -39,6 +39,26 @@ export interface AgentPage {
   next_after: null;
 }
 
+/** Token of a user, without its secret. */
+export interface ApiToken {
+  /** Id, from 1. */
+  id: number;
+  /** What it is for. */
+  name: string;
+  /** Time of creation. */
+  created_at: string;
+  /** End of its validity; null: it has none. */
+  expires_at: string | null;
+  /** Time of its last use; null: it was never used. */
+  last_used_at: string | null;
+}
+
+/** Tokens of a user, oldest first. */
+export interface ApiTokenPage {
+  tokens: Array<ApiToken>;
+  next_after: null;
+}
+
 /** Checkpoint with the best validation at its step. */
 export interface BestCheckpoint {
   /** The checkpoint; null if none has a validation at its step. */
@@ -175,6 +195,8 @@ export interface Experiment {
   labels: Array<string>;
   /** Can be changed. */
   notes: string;
+  /** User to whom it belongs; null while the installation has a single user. */
+  owner: string | null;
   /** State; `COMPLETED`, `CANCELED` and `ERROR` are final. */
   state: ExperimentState;
   /** Complete configuration with defaults and the chosen seed. */
@@ -401,6 +423,8 @@ export interface Model {
   name: string;
   /** Description. */
   description: string;
+  /** User who created it; null while the installation has a single user. */
+  owner: string | null;
   /** Time of creation. */
   created_at: string | null;
   /** Versions, oldest first; their checkpoints are kept until removed from the registry. */
@@ -452,6 +476,13 @@ export interface ModelVersion {
   notes: string;
   /** Time of registration. */
   created_at: string | null;
+}
+
+/** Response with a new token. */
+export interface NewApiToken {
+  /** The token itself; no other response shows it. */
+  secret: string;
+  token: ApiToken;
 }
 
 /** Agents that are scheduled together. */
@@ -791,3 +822,40 @@ export interface TrialPage {
 
 /** State of a trial; a paused one has released its slots. */
 export type TrialState = "CANCELED" | "COMPLETED" | "ERROR" | "PAUSED" | "QUEUED" | "RUNNING" | "STOPPING";
+
+/** User of the installation. */
+export interface User {
+  /** Name; it cannot be changed. */
+  name: string;
+  /** `viewer` reads, `member` also submits and changes what they own, `admin` changes everything. */
+  role: "admin" | "member" | "viewer";
+  /** Whether tokens and browser sessions of the user are valid. */
+  active: boolean;
+  /** Time of creation. */
+  created_at: string;
+}
+
+/** Response with one user. */
+export interface UserAnswer {
+  user: User;
+}
+
+/** All users, sorted by name. */
+export interface UserPage {
+  users: Array<User>;
+  next_after: null;
+}
+
+/** The caller. */
+export interface Whoami {
+  /** Name of the user. */
+  user: string;
+  /** Role of the user. */
+  role: "admin" | "member" | "viewer";
+  /** Whether the request has a token or comes from a browser. */
+  kind: "browser" | "token";
+  /** End of the validity of the API token that is used; null: it has none. */
+  expires_at: string | null;
+  /** Whether the installation has several users. */
+  shared: boolean;
+}

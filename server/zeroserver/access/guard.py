@@ -1,8 +1,9 @@
 """Access control of every request: tokens, cookies, Host names, sizes and headers.
 
 One ASGI layer runs before every route. It identifies the caller
-(:class:`zeroserver.access.principal.Principal`), compares it with the callers that the access
-table allows (:data:`zeroserver.access.routes.ACCESS`), and stores it in the request's scope.
+(:class:`zeroserver.access.principal.Principal`), compares it with the callers and the role that the
+access table requires (:data:`zeroserver.access.routes.ACCESS`), checks the owner of the resource in
+the path, and stores the caller in the request's scope.
 """
 
 import re
@@ -14,8 +15,9 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zerolab.errors import ConfigError, ForbiddenError, ZerolabError
+from zeroserver.access.ownership import Ownership
 from zeroserver.access.principal import NOBODY, Principal
-from zeroserver.access.routes import ACCESS, PUBLIC, TOKEN
+from zeroserver.access.routes import ACCESS, ADMIN_TOKEN, PUBLIC
 from zeroserver.access.tokens import TokenStore
 from zeroserver.errors import (
     ExpiredTokenError,
@@ -31,7 +33,7 @@ _ASSETS = "/assets/"
 _DOCS = "/docs/"
 _OPEN_PREFIXES = (_ASSETS, _DOCS)
 OPEN_PATHS = frozenset(
-    name.partition(" ")[2] for name, callers in ACCESS.items() if callers == PUBLIC
+    name.partition(" ")[2] for name, access in ACCESS.items() if access == PUBLIC
 ) - {_ASSETS.rstrip("/")}
 """Paths that need no token, in addition to the files of the page and of the documentation."""
 
@@ -77,6 +79,7 @@ class Guard:
         settings: Settings of the server.
         routes: Routes and included routers, in the order in which a request tries them.
         has_ended: Checks whether a run has ended; its token has expired then.
+        ownership: Checks the owner of the resource in a path.
     """
 
     def __init__(
@@ -85,13 +88,16 @@ class Guard:
         keys: TokenStore,
         settings: Settings,
         routes: Sequence[BaseRoute],
+        *,
         has_ended: Callable[[int], Awaitable[bool]],
+        ownership: Ownership,
     ) -> None:
         self._app = app
         self._keys = keys
         self._routes = routes
         self._route_cache: dict[tuple[str, str], tuple[str, dict[str, str]]] = {}
         self._has_ended = has_ended
+        self._ownership = ownership
         self._limits = settings.limits
         self._behind_https = settings.behind_https
         names = {*_LOOPBACK, settings.host, *settings.host_names}
@@ -116,6 +122,8 @@ class Guard:
             if principal.kind == "run" and await self._has_ended(principal.run_id):
                 msg = f"the token of {principal} has expired: the run has ended"
                 raise ExpiredTokenError(msg)
+            if principal.role is not None and not principal.is_admin:
+                await self._check_owner(scope, principal)
             scope.setdefault("state", {})["principal"] = principal
         except ZerolabError as error:
             await error_response(error)(scope, receive, guarded_send)
@@ -145,22 +153,36 @@ class Guard:
             raise UnauthorizedError(msg)
         if principal.must_show_origin() and method not in _SAFE:
             self._check_origin(scope["scheme"], headers)
-        if principal.kind != "owner":
+        if principal.kind != "user" or not principal.is_admin:
             self._check_route(scope, principal)
         return principal
 
     def _check_route(self, scope: Scope, principal: Principal) -> None:
         """Raise ForbiddenError if the access table does not permit the caller for the route."""
         name, parameters = self._find_route(scope)
-        if not name and principal.kind == "browser":
+        if not name and principal.role is not None:
             return  # there is no such route: 404 or 405
-        if principal.may_call(ACCESS.get(name, TOKEN), parameters):
+        access = ACCESS.get(name, ADMIN_TOKEN)
+        if principal.may_call(access, parameters):
             return
-        if principal.kind == "browser":
-            msg = "a browser session may not use this route; use the token of the installation"
+        if principal.kind in access.callers and not principal.has_role(access.role):
+            msg = (
+                f"user {principal.user} has the role {principal.role}, but this needs the role "
+                f"{access.role}; ask an administrator"
+            )
+        elif principal.kind == "browser":
+            msg = "a browser session may not use this route; use a token"
         else:
             msg = f"the token of {principal} is not valid for this route"
         raise ForbiddenError(msg)
+
+    async def _check_owner(self, scope: Scope, principal: Principal) -> None:
+        """Raise ForbiddenError if the resource in the path belongs to another user."""
+        name, parameters = self._find_route(scope)
+        access = ACCESS.get(name, ADMIN_TOKEN)
+        if access.owned is not None:
+            key = parameters[access.parameter]
+            await self._ownership.require(principal, access.owned, key)
 
     def _find_route(self, scope: Scope) -> tuple[str, dict[str, str]]:
         """Return method and path of the route of a request, and its parameters."""

@@ -6,8 +6,9 @@ from typing import Annotated
 import msgspec
 from fastapi import Depends, Request
 
-from zeroserver.access.routes import Caller, Callers
+from zeroserver.access.routes import RANKS, Access, Caller, Role
 from zeroserver.errors import UnauthorizedError
+from zeroserver.store.user_directory import ADMIN
 
 __all__ = ["NOBODY", "OWNER", "HttpsDep", "Principal", "PrincipalDep", "principal_of"]
 
@@ -16,14 +17,19 @@ class Principal(msgspec.Struct, frozen=True):
     """Caller of the server.
 
     Args:
-        kind: ``owner`` has the token of the installation, ``browser`` logged in with a one-time
-            link, ``agent`` has the join token of agents, ``run`` and ``search`` have the token of
-            one run or of the searcher process of one experiment, ``nobody`` has none.
+        kind: ``user`` has an API token or the token of the installation, ``browser`` logged in with
+            a one-time link, ``agent`` has the join token of agents, ``run`` and ``search`` have the
+            token of one run or of the searcher process of one experiment, ``nobody`` has none.
         run_id: Id of the run; 0 for other kinds.
         session: Id of a browser's session; empty for other kinds.
         parent: Id of the browser session that created the link of this session; empty if the link
-            was created with the owner's token.
+            was created with a token.
         experiment_id: Experiment of the searcher process; 0 for other kinds.
+        user_id: Id of the user, with a token or in a browser; 0 for other kinds.
+        user: Name of the user; empty for other kinds.
+        role: Role of the user; None for other kinds.
+        token_id: API token of the user or of the browser's link; 0 for the token of the
+            installation.
     """
 
     kind: Caller
@@ -31,26 +37,39 @@ class Principal(msgspec.Struct, frozen=True):
     session: str = ""
     parent: str = ""
     experiment_id: int = 0
+    user_id: int = 0
+    user: str = ""
+    role: Role | None = None
+    token_id: int = 0
 
-    def may_call(self, callers: Callers, parameters: Mapping[str, str]) -> bool:
-        """Check whether the caller may use a route.
+    @property
+    def is_admin(self) -> bool:
+        """Whether the caller is an administrator."""
+        return self.role == "admin"
+
+    def may_call(self, access: Access, parameters: Mapping[str, str]) -> bool:
+        """Check whether the caller may use a route, except for the owner of its resource.
 
         Args:
-            callers: Permitted callers, from :data:`zeroserver.access.routes.ACCESS`.
+            access: Permitted callers, from :data:`zeroserver.access.routes.ACCESS`.
             parameters: Path parameters; tokens of runs and searchers are valid only for their own
                 id.
         """
-        if self.kind not in callers:
+        if self.kind not in access.callers:
             return False
         if self.kind == "run":
             return parameters.get("run_id") == str(self.run_id)
         if self.kind == "search":
             return parameters.get("experiment_id") == str(self.experiment_id)
-        return True
+        return self.role is None or self.has_role(access.role)
+
+    def has_role(self, role: Role) -> bool:
+        """Check whether the caller is a user with at least this role."""
+        return self.role is not None and RANKS[self.role] >= RANKS[role]
 
     def may_create_login_link(self) -> bool:
         """Check whether the caller may create login links."""
-        return self.kind == "owner" or (self.kind == "browser" and not self.parent)
+        return self.kind == "user" or (self.kind == "browser" and not self.parent)
 
     def must_show_origin(self) -> bool:
         """Check whether requests that change state need an ``Origin`` header.
@@ -60,12 +79,17 @@ class Principal(msgspec.Struct, frozen=True):
         return self.kind == "browser"
 
     def __str__(self) -> str:
-        names = {"run": f"run {self.run_id}", "search": f"the searcher of {self.experiment_id}"}
+        names = {
+            "run": f"run {self.run_id}",
+            "search": f"the searcher of {self.experiment_id}",
+            "user": f"user {self.user}",
+        }
         return names.get(self.kind, self.kind)
 
 
 NOBODY = Principal("nobody")
-OWNER = Principal("owner")
+OWNER = Principal("user", user_id=ADMIN.id, user=ADMIN.name, role=ADMIN.role)
+"""Caller with the token of the installation."""
 
 
 def principal_of(request: Request) -> Principal:

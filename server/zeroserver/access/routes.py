@@ -1,65 +1,131 @@
-"""Access table: the callers that may use each route of the server.
+"""Access table: the callers that may use each route, and the least role of users.
 
-An undeclared route requires the owner's token. A test fails for it, so that each new route is
-declared deliberately. Extensions declare their own routes.
+An undeclared route requires the token of an administrator. A test fails for it, so that each new
+route is declared deliberately. Extensions declare their own routes.
 """
 
-from typing import Literal
+from typing import Literal, get_args
+
+import msgspec
 
 __all__ = [
     "ACCESS",
+    "ADMIN",
+    "ADMIN_TOKEN",
     "EXTENSIONS",
+    "MEMBER",
     "PUBLIC",
+    "RANKS",
     "RUN",
-    "TOKEN",
-    "USER",
+    "VIEWER",
+    "Access",
     "Caller",
-    "Callers",
+    "Resource",
+    "Role",
     "declare_access",
+    "own",
 ]
 
-Caller = Literal["owner", "browser", "agent", "run", "search", "nobody"]
+Caller = Literal["user", "browser", "agent", "run", "search", "nobody"]
 """Kind of caller; see :class:`zeroserver.access.principal.Principal`."""
 
-Callers = frozenset[Caller]
+Role = Literal["viewer", "member", "admin"]
+"""Role of a user: a viewer reads, a member also submits and changes what they own, an administrator
+changes everything."""
 
-PUBLIC: Callers = frozenset({"owner", "browser", "agent", "run", "search", "nobody"})
+RANKS: dict[Role, int] = {role: rank for rank, role in enumerate(get_args(Role))}
+
+Resource = Literal["experiment", "trial", "checkpoint", "model", "user"]
+"""Kind of resource with an owner; a user owns the account and its tokens."""
+
+_USER = frozenset[Caller]({"user", "browser"})
+
+
+class Access(msgspec.Struct, frozen=True):
+    """Callers of a route.
+
+    Args:
+        callers: Permitted kinds of callers.
+        role: Least role of users with a token or a browser session.
+        owned: Kind of the resource in the path, if only its owner and administrators may use the
+            route.
+    """
+
+    callers: frozenset[Caller]
+    role: Role = "viewer"
+    owned: Resource | None = None
+
+    @property
+    def parameter(self) -> str:
+        """Path parameter that names the owned resource."""
+        return _PARAMETERS[self.owned] if self.owned is not None else ""
+
+
+_PARAMETERS: dict[Resource, str] = {
+    "experiment": "experiment_id",
+    "trial": "trial_id",
+    "checkpoint": "uuid",
+    "model": "name",
+    "user": "user",
+}
+
+PUBLIC = Access(frozenset(get_args(Caller)))
 """Requires no token; the response must not contain data of experiments."""
-TOKEN: Callers = frozenset({"owner"})
-"""Requires the owner's token; browser sessions are refused."""
-USER: Callers = frozenset({"owner", "browser"})
-AGENT: Callers = frozenset({"owner", "agent"})
-USER_OR_AGENT: Callers = USER | AGENT
-RUN: Callers = frozenset({"owner", "run"})
-"""The owner, or the run in the path."""
-RUN_OR_AGENT: Callers = RUN | AGENT
-SEARCH: Callers = frozenset({"owner", "browser", "search"})
+VIEWER = Access(_USER)
+MEMBER = Access(_USER, "member")
+ADMIN = Access(_USER, "admin")
+ADMIN_TOKEN = Access(frozenset({"user"}), "admin")
+"""Requires the token of an administrator; browser sessions are refused."""
+AGENT = Access(frozenset({"user", "agent"}), "admin")
+RUN = Access(frozenset({"user", "run"}), "admin")
+"""An administrator, or the run in the path."""
+RUN_OR_AGENT = Access(RUN.callers | AGENT.callers, "admin")
+SEARCH = Access(_USER | {"search"})
 """Users, or the searcher process of the experiment in the path."""
+
+
+def own(
+    resource: Resource, role: Role = "member", callers: frozenset[Caller] = frozenset()
+) -> Access:
+    """Return the access of a route that only the owner of its resource and administrators may use.
+
+    Args:
+        resource: Kind of the resource in the path.
+        role: Least role of the owner.
+        callers: Permitted callers besides users.
+
+    Example:
+        >>> from zeroserver.access.routes import own
+        >>> own("experiment").parameter
+        'experiment_id'
+    """
+    return Access(_USER | callers, role, resource)
+
 
 EXTENSIONS = "/api/v1/extensions/"
 """Prefix of the routes of extensions."""
 
-ACCESS: dict[str, Callers] = {
+ACCESS: dict[str, Access] = {
     "GET /": PUBLIC,
     "GET /assets": PUBLIC,
     "GET /docs": PUBLIC,
     "GET /healthz": PUBLIC,
     "GET /login": PUBLIC,
-    "GET /api/v1/openapi.json": USER,
-    "GET /api/v1/info": USER,
-    "GET /api/v1/events": USER,
-    "POST /api/v1/login-links": USER,
-    "POST /api/v1/logout": USER,
-    "POST /api/v1/token": TOKEN,
-    "GET /api/v1/agent-token": TOKEN,
-    "POST /api/v1/agent-token": TOKEN,
+    "GET /api/v1/openapi.json": VIEWER,
+    "GET /api/v1/info": VIEWER,
+    "GET /api/v1/events": VIEWER,
+    "POST /api/v1/login-links": VIEWER,
+    "POST /api/v1/logout": VIEWER,
+    "POST /api/v1/token": ADMIN_TOKEN,
+    "GET /api/v1/agent-token": ADMIN_TOKEN,
+    "POST /api/v1/agent-token": ADMIN_TOKEN,
     # Agents
-    "GET /api/v1/agents": USER,
+    "GET /api/v1/agents": VIEWER,
     "POST /api/v1/agents": AGENT,
-    "GET /api/v1/agents/{agent_id}": USER,
-    "DELETE /api/v1/agents/{agent_id}": USER,
-    "POST /api/v1/agents/{agent_id}/disable": USER,
-    "POST /api/v1/agents/{agent_id}/enable": USER,
+    "GET /api/v1/agents/{agent_id}": VIEWER,
+    "DELETE /api/v1/agents/{agent_id}": ADMIN,
+    "POST /api/v1/agents/{agent_id}/disable": ADMIN,
+    "POST /api/v1/agents/{agent_id}/enable": ADMIN,
     "GET /api/v1/agents/{agent_id}/work": AGENT,
     "POST /api/v1/agents/{agent_id}/leave": AGENT,
     # Runs
@@ -72,56 +138,63 @@ ACCESS: dict[str, Callers] = {
     "POST /api/v1/runs/{run_id}/extend": RUN,
     "GET /api/v1/runs/{run_id}/directive": RUN,
     # Experiments
-    "POST /api/v1/experiments": USER,
-    "GET /api/v1/experiments": USER,
-    "GET /api/v1/experiments/{experiment_id}": USER,
-    "PATCH /api/v1/experiments/{experiment_id}": USER,
-    "DELETE /api/v1/experiments/{experiment_id}": USER,
-    "POST /api/v1/experiments/{experiment_id}/fork": USER,
-    "POST /api/v1/experiments/{experiment_id}/{action}": USER,
-    "GET /api/v1/experiments/{experiment_id}/archive": USER_OR_AGENT,
-    "GET /api/v1/experiments/{experiment_id}/trials": USER,
-    "GET /api/v1/experiments/{experiment_id}/logs": USER,
-    "GET /api/v1/experiments/{experiment_id}/events": USER,
-    "GET /api/v1/experiments/{experiment_id}/checkpoints": USER,
-    "GET /api/v1/experiments/{experiment_id}/best-checkpoint": USER,
+    "POST /api/v1/experiments": MEMBER,
+    "GET /api/v1/experiments": VIEWER,
+    "GET /api/v1/experiments/{experiment_id}": VIEWER,
+    "PATCH /api/v1/experiments/{experiment_id}": own("experiment"),
+    "DELETE /api/v1/experiments/{experiment_id}": own("experiment"),
+    "POST /api/v1/experiments/{experiment_id}/fork": MEMBER,
+    "POST /api/v1/experiments/{experiment_id}/{action}": own("experiment"),
+    # The archive is not masked, and its experiment file may contain secrets.
+    "GET /api/v1/experiments/{experiment_id}/archive": own(
+        "experiment", "viewer", frozenset({"agent"})
+    ),
+    "GET /api/v1/experiments/{experiment_id}/trials": VIEWER,
+    "GET /api/v1/experiments/{experiment_id}/logs": VIEWER,
+    "GET /api/v1/experiments/{experiment_id}/events": VIEWER,
+    "GET /api/v1/experiments/{experiment_id}/checkpoints": VIEWER,
+    "GET /api/v1/experiments/{experiment_id}/best-checkpoint": VIEWER,
     # Trials
-    "GET /api/v1/trials/{trial_id}": USER,
-    "DELETE /api/v1/trials/{trial_id}": USER,
-    "POST /api/v1/trials/{trial_id}/continue": USER,
-    "POST /api/v1/trials/{trial_id}/fork": USER,
-    "POST /api/v1/trials/{trial_id}/{action}": USER,
-    "GET /api/v1/trials/{trial_id}/runs": USER,
-    "GET /api/v1/trials/{trial_id}/metric-names": USER,
-    "GET /api/v1/trials/{trial_id}/metrics": USER,
-    "GET /api/v1/trials/{trial_id}/logs": USER,
-    "GET /api/v1/trials/{trial_id}/checkpoints": USER,
-    "GET /api/v1/trials/{trial_id}/best-checkpoint": USER,
+    "GET /api/v1/trials/{trial_id}": VIEWER,
+    "DELETE /api/v1/trials/{trial_id}": own("trial"),
+    "POST /api/v1/trials/{trial_id}/continue": own("trial"),
+    "POST /api/v1/trials/{trial_id}/fork": MEMBER,
+    "POST /api/v1/trials/{trial_id}/{action}": own("trial"),
+    "GET /api/v1/trials/{trial_id}/runs": VIEWER,
+    "GET /api/v1/trials/{trial_id}/metric-names": VIEWER,
+    "GET /api/v1/trials/{trial_id}/metrics": VIEWER,
+    "GET /api/v1/trials/{trial_id}/logs": VIEWER,
+    "GET /api/v1/trials/{trial_id}/checkpoints": VIEWER,
+    "GET /api/v1/trials/{trial_id}/best-checkpoint": VIEWER,
     # Checkpoints
-    "GET /api/v1/checkpoints/{uuid}": USER,
-    "GET /api/v1/checkpoints/{uuid}/file": USER,
+    "GET /api/v1/checkpoints/{uuid}": VIEWER,
+    "GET /api/v1/checkpoints/{uuid}/file": VIEWER,
 }
 """Method and path of each route to its callers."""
 
 
-def declare_access(route: str, callers: Callers) -> None:
+def declare_access(route: str, access: Access) -> None:
     """Declare the callers of an extension's route.
 
-    Undeclared routes require the owner's token.
+    Undeclared routes require the token of an administrator.
 
     Args:
         route: Method and path, such as ``GET /api/v1/extensions/hello``.
-        callers: One of the sets of this module except ``PUBLIC``.
+        access: ``VIEWER``, ``MEMBER``, ``ADMIN``, or ``own(RESOURCE)`` for a route about one
+            resource.
 
     Raises:
-        ValueError: If the route is not below ``/api/v1/extensions/``, or is public.
+        ValueError: If the route is not below ``/api/v1/extensions/``, is public, or has no
+            parameter for its owned resource.
 
     Example:
-        >>> from zeroserver.access.routes import USER, declare_access
-        >>> declare_access("GET /api/v1/extensions/hello", USER)
+        >>> from zeroserver.access.routes import VIEWER, declare_access
+        >>> declare_access("GET /api/v1/extensions/hello", VIEWER)
     """
     if not route.partition(" ")[2].startswith(EXTENSIONS):
         raise ValueError(f"{route}: must be below {EXTENSIONS}")
-    if callers == PUBLIC:
+    if access == PUBLIC:
         raise ValueError(f"{route}: must require a token, got PUBLIC")
-    ACCESS[route] = callers
+    if access.owned is not None and f"{{{access.parameter}}}" not in route:
+        raise ValueError(f"{route}: must contain {{{access.parameter}}}")
+    ACCESS[route] = access

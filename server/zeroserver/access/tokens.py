@@ -1,9 +1,10 @@
 """Creation and checks of tokens and cookies.
 
-The owner's token, the join token of agents and two random keys are stored. Tokens of runs and
-searcher processes are signed with the first key, so they stay valid when the owner's token is
-renewed. Cookies are signed with the second key and the owner's token, so a new token logs all
-browsers out.
+The token of the installation, the join token of agents and two random keys are stored in files, API
+tokens of users as hashes in the database. Tokens of runs and searcher processes are signed with the
+first key, so they stay valid when the token of the installation is renewed. Cookies are signed with
+the second key and the token of the installation, so a new token logs all browsers out. A cookie
+names the user and the API token of its login link, and is invalid without either.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ import hmac
 import secrets
 import threading
 import time
+from typing import Literal
 
 import msgspec
 
@@ -18,10 +20,11 @@ from zerolab.files import create_private, write_json
 from zerolab.paths import Home
 from zeroserver.access.principal import NOBODY, OWNER, Principal
 from zeroserver.errors import StoreError
+from zeroserver.store.user_directory import ADMIN, UserDirectory
 
-__all__ = ["TokenStore"]
+__all__ = ["TokenStore", "is_number"]
 
-_MAX_RUN_DIGITS = 18
+_MAX_DIGITS = 18
 
 
 class _Stored(msgspec.Struct):
@@ -33,6 +36,43 @@ class _Stored(msgspec.Struct):
     """Key of the cookies of browsers."""
     ended: dict[str, int] = msgspec.field(default_factory=dict)
     """Revoked sessions, each with its expiry time."""
+    epochs: dict[int, int] = msgspec.field(default_factory=dict)
+    """Number of times that all sessions of a user were revoked."""
+
+
+class _Session(msgspec.Struct, frozen=True):
+    """Content of a cookie."""
+
+    expires_at: int
+    name: str
+    parent: str
+    user_id: int
+    epoch: int
+    token_id: int
+
+    @classmethod
+    def read(cls, text: str) -> "_Session | None":
+        """Parse the signed part of a cookie; None if it has another form."""
+        expiry, _, names = text.partition(".")
+        name, *rest = names.split(".")
+        if len(rest) < 4:  # of an earlier version, when everybody was the administrator
+            rest = [rest[0] if rest else "", str(ADMIN.id), "0", "0"]
+        numbers = (expiry, *rest[1:])
+        if len(rest) != 4 or not all(map(is_number, numbers)):
+            return None
+        return cls(int(expiry), name, rest[0], *map(int, rest[1:]))
+
+    def __str__(self) -> str:
+        parts = (self.expires_at, self.name, self.parent, self.user_id, self.epoch, self.token_id)
+        return ".".join(map(str, parts))
+
+
+class _Code(msgspec.Struct, frozen=True):
+    """Login code that was not used yet."""
+
+    expires_at: float
+    creator: Principal
+    epoch: int
 
 
 class TokenStore:
@@ -40,19 +80,23 @@ class TokenStore:
 
     Args:
         home: Directory with the token and the keys; missing ones are created.
+        users: Users and their API tokens.
         session_s: Lifetime of a browser session, in seconds.
         login_code_s: Lifetime of a one-time link, in seconds.
     """
 
-    def __init__(self, home: Home, session_s: float, login_code_s: float) -> None:
+    def __init__(
+        self, home: Home, users: UserDirectory, session_s: float, login_code_s: float
+    ) -> None:
         self._home = home
+        self._users = users
         self.token = home.ensure_token()
         self.session_s = session_s
         self._login_code_s = login_code_s
         self.agent_token = home.ensure_agent_token()
         self.generation = 0
-        """Number of renewals of the owner's token and the agents' token."""
-        self._codes: dict[str, tuple[float, str]] = {}
+        """Number of renewals of the installation's token and the agents' token."""
+        self._codes: dict[str, _Code] = {}
         self._changing = threading.Lock()
         self._stored = _load(home)
         mark = hashlib.sha256(f"cookie {self._stored.runs}".encode()).hexdigest()
@@ -67,27 +111,39 @@ class TokenStore:
         """Return the token of a searcher process, valid for its experiment's search routes."""
         return f"search.{experiment_id}.{_sign(self._stored.runs, f'search {experiment_id}')}"
 
-    def login_code(self, session: str = "") -> str:
-        """Return a code that opens the page once.
+    def login_code(self, creator: Principal = OWNER) -> str:
+        """Return a code that opens the page once, as the same user.
 
         Args:
-            session: Browser session that requests it; its logout revokes the code and the session
-                opened with it. Empty for the owner's token.
+            creator: User who requests it. The logout of a browser session revokes its code and the
+                session opened with it; so does the end of a user's API token.
         """
         now = time.monotonic()
         with self._changing:
-            self._codes = {code: entry for code, entry in self._codes.items() if entry[0] > now}
+            self._codes = {
+                code: entry for code, entry in self._codes.items() if entry.expires_at > now
+            }
             code = secrets.token_urlsafe(24)
-            self._codes[code] = (now + self._login_code_s, session)
+            epoch = self._epoch(creator.user_id)
+            self._codes[code] = _Code(now + self._login_code_s, creator, epoch)
         return code
 
     def redeem(self, code: str) -> str | None:
         """Exchange a login code for the value of a cookie; None if the code is invalid."""
-        expires_at, parent = self._codes.pop(code, (0.0, ""))
-        if expires_at < time.monotonic():
+        entry = self._codes.pop(code, None)
+        if entry is None or entry.expires_at < time.monotonic():
             return None
-        session = f"{int(time.time() + self.session_s)}.{secrets.token_hex(8)}"
-        session += f".{parent}" if parent else ""
+        creator = entry.creator
+        session = str(
+            _Session(
+                int(time.time() + self.session_s),
+                secrets.token_hex(8),
+                creator.session,
+                creator.user_id,
+                entry.epoch,
+                creator.token_id,
+            )
+        )
         return f"{session}.{_sign(self._session_key, session)}"
 
     def identify(self, bearer: str | None, cookie: str | None) -> Principal:
@@ -109,23 +165,34 @@ class TokenStore:
             ended = {name: end for name, end in self._stored.ended.items() if end > now}
             ended[session] = int(now + self.session_s)
             self._codes = {
-                code: entry for code, entry in self._codes.items() if entry[1] != session
+                code: entry
+                for code, entry in self._codes.items()
+                if entry.creator.session != session
             }
             self._save(msgspec.structs.replace(self._stored, ended=ended))
+            self._users.revision += 1
 
-    def end_all_sessions(self) -> None:
-        """Revoke all browser sessions and all unused login links.
+    def end_sessions_of(self, user_id: int) -> None:
+        """Revoke all browser sessions and all unused login links of a user.
 
         Raises:
             StoreError: If the file cannot be written.
         """
         with self._changing:
-            self._codes = {}
-            fresh = _Stored(self._stored.runs, secrets.token_hex(32))
-            self._save(fresh)
+            epochs = {**self._stored.epochs, user_id: self._epoch(user_id) + 1}
+            self._save(msgspec.structs.replace(self._stored, epochs=epochs))
+            self._users.revision += 1
+            self._codes = {
+                code: entry
+                for code, entry in self._codes.items()
+                if entry.creator.user_id != user_id
+            }
+
+    def _epoch(self, user_id: int) -> int:
+        return self._stored.epochs.get(user_id, 0)
 
     def renew_token(self) -> str:
-        """Replace the owner's token and return the new one; log all browsers out.
+        """Replace the token of the installation and return the new one; log all browsers out.
 
         Raises:
             StoreError: If the file cannot be written.
@@ -137,6 +204,7 @@ class TokenStore:
             except OSError as error:
                 raise StoreError.of_file(error, self._home.token_file) from error
             self.generation += 1
+            self._users.revision += 1
             return self.token
 
     def renew_agent_token(self) -> str:
@@ -171,8 +239,9 @@ class TokenStore:
             return Principal("agent")
         kind, _, remainder = bearer.partition(".")
         number, _, signature = remainder.partition(".")
-        if not (number.isascii() and number.isdecimal() and len(number) <= _MAX_RUN_DIGITS):
-            return NOBODY
+        if not is_number(number):
+            token = self._users.find_token(bearer)
+            return NOBODY if token is None else self._user("user", token.user_id, token.id)
         if kind == "run" and _signed(self._stored.runs, number, signature):
             return Principal("run", run_id=int(number))
         if kind == "search" and _signed(self._stored.runs, f"search {number}", signature):
@@ -180,14 +249,43 @@ class TokenStore:
         return NOBODY
 
     def _browser(self, cookie: str) -> Principal:
-        session, _, signature = cookie.rpartition(".")
-        expiry, _, names = session.partition(".")
-        name, _, parent = names.partition(".")
-        unexpired = expiry.isdecimal() and len(expiry) < 15 and int(expiry) > time.time()
-        signed = _signed(self._session_key, session, signature)
-        if unexpired and signed and not self._stored.ended.keys() & {name, parent}:
-            return Principal("browser", session=name, parent=parent)
-        return NOBODY
+        text, _, signature = cookie.rpartition(".")
+        session = _Session.read(text)
+        if session is None or session.expires_at <= time.time():
+            return NOBODY
+        if not _signed(self._session_key, text, signature):
+            return NOBODY
+        if self._stored.ended.keys() & {session.name, session.parent}:
+            return NOBODY
+        if session.epoch != self._epoch(session.user_id):
+            return NOBODY
+        if session.token_id and self._users.token(session.token_id) is None:
+            return NOBODY
+        return self._user(
+            "browser", session.user_id, session.token_id, session.name, session.parent
+        )
+
+    def _user(
+        self,
+        kind: Literal["user", "browser"],
+        user_id: int,
+        token_id: int,
+        session: str = "",
+        parent: str = "",
+    ) -> Principal:
+        """Return a caller who is a user; ``nobody`` if the user is not active."""
+        user = self._users.user(user_id)
+        if user is None or not user.active:
+            return NOBODY
+        return Principal(
+            kind,
+            session=session,
+            parent=parent,
+            user_id=user_id,
+            user=user.name,
+            role=user.role,
+            token_id=token_id,
+        )
 
 
 def _load(home: Home) -> _Stored:
@@ -201,6 +299,11 @@ def _load(home: Home) -> _Stored:
     fresh = _Stored(secrets.token_hex(32), secrets.token_hex(32))
     create_private(home.keys_file, msgspec.json.encode(fresh))
     return msgspec.json.decode(home.keys_file.read_bytes(), type=_Stored)
+
+
+def is_number(text: str) -> bool:
+    """Check whether a part of a token or a path is a whole number that the database can store."""
+    return text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
 
 
 def _sign(key: str, text: str) -> str:

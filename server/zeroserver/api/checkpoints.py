@@ -28,12 +28,12 @@ from zeroserver.api.resources import (
 )
 from zeroserver.api.strict_route import resource_router
 from zeroserver.orchestrator.checkpoints.best import best_checkpoints
-from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
 from zeroserver.orchestrator.state import stored_address
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.rows import CheckpointRow, ExperimentRow, Row, TrialRow, find_row
 from zeroserver.store.schema import checkpoints
+from zeroserver.store.short_uuids import full_uuid
 
 if TYPE_CHECKING:  # imports pydantic models and fsspec
     from zerolab.config.experiment.storage import CheckpointStorageConfig

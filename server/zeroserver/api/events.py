@@ -10,6 +10,7 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy import Connection, select
 
 from zerolab.errors import NotFoundError
+from zeroserver.access.principal import Principal, PrincipalDep
 from zeroserver.api import queries
 from zeroserver.api.common import IdPath
 from zeroserver.api.resources import Log
@@ -42,32 +43,45 @@ Event = tuple[int | None, str, Any]
 @router.get("/experiments/{experiment_id}/events", response_class=StreamingResponse,
             responses=_STREAM)  # fmt: skip
 async def follow_experiment(
-    services: ServicesDep, experiment_id: IdPath, last_event_id: LastEventId = None
+    services: ServicesDep,
+    principal: PrincipalDep,
+    experiment_id: IdPath,
+    last_event_id: LastEventId = None,
 ) -> StreamingResponse:
     """Stream the events of an experiment: experiment, trial, metric, checkpoint and log."""
     await services.read(lambda connection: find_row(connection, ExperimentRow, experiment_id))
-    return _stream(services, experiment_id, last_event_id)
+    return _stream(services, principal, experiment_id, last_event_id)
 
 
 @router.get("/events", response_class=StreamingResponse, responses=_STREAM)
-async def follow_all(services: ServicesDep, last_event_id: LastEventId = None) -> StreamingResponse:
+async def follow_all(
+    services: ServicesDep, principal: PrincipalDep, last_event_id: LastEventId = None
+) -> StreamingResponse:
     """Stream the events of all experiments: experiment, trial, and cluster (agents and runs)."""
-    return _stream(services, ALL, last_event_id)
+    return _stream(services, principal, ALL, last_event_id)
 
 
-def _stream(services: Services, experiment_id: int, cursor: str | None) -> StreamingResponse:
+def _stream(
+    services: Services, principal: Principal, experiment_id: int, cursor: str | None
+) -> StreamingResponse:
     return StreamingResponse(
-        _text(services, experiment_id, cursor),
+        _text(services, principal, experiment_id, cursor),
         media_type="text/event-stream",
         headers={"X-Accel-Buffering": "no"},
     )
 
 
-async def _text(services: Services, experiment_id: int, cursor: str | None) -> AsyncIterator[bytes]:
-    journal = services.journal
+async def _text(
+    services: Services, principal: Principal, experiment_id: int, cursor: str | None
+) -> AsyncIterator[bytes]:
+    journal, users = services.journal, services.orchestrator.users
+    revision = users.revision
     yield b"retry: 1000\n\n"
     async with aclosing(journal.follow(experiment_id, cursor, _PAUSE_S)) as groups:
         async for entries in groups:
+            expired = principal.token_id and users.token(principal.token_id) is None
+            if expired or revision != users.revision:
+                return  # the reader connects again, and is refused if its right has ended
             if entries is None:
                 first = await services.read(
                     lambda connection: _everything(connection, services.orchestrator, experiment_id)
@@ -126,7 +140,7 @@ def _data(connection: Connection, orchestrator: Orchestrator, entry: Entry) -> I
     try:
         if entry.kind == "experiment":
             experiment = find_row(connection, ExperimentRow, entry.resource)
-            return [queries.experiment(experiment, orchestrator.queue.waiting)]
+            return [queries.experiment(experiment, orchestrator)]
         trial = find_row(connection, TrialRow, entry.resource)
         return queries.trial_list(connection, [trial], orchestrator)
     except NotFoundError:  # deleted concurrently
@@ -141,9 +155,7 @@ def _everything(
     if experiment_id == ALL:
         return [(None, "experiment", {"reload": True})]
     row = find_row(connection, ExperimentRow, experiment_id)
-    events: list[Event] = [
-        (None, "experiment", queries.experiment(row, orchestrator.queue.waiting))
-    ]
+    events: list[Event] = [(None, "experiment", queries.experiment(row, orchestrator))]
     if row.num_trials > _MANY:
         return [*events, (None, "trial", {"reload": True}), *reload]
     query = select(trials).where(trials.c.experiment_id == experiment_id).order_by(trials.c.id)

@@ -15,8 +15,9 @@ from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, NAME_CHARACTERS
-from zerolab.contract.secrets import restore_secrets
-from zerolab.errors import ConfigError
+from zerolab.contract.secrets import find_secrets, restore_secrets
+from zerolab.errors import ConfigError, ForbiddenError
+from zeroserver.access.principal import Principal, PrincipalDep
 from zeroserver.api import queries
 from zeroserver.api.common import After, IdPath, Limit, Name, PlainText
 from zeroserver.api.queries import PageRequest
@@ -47,13 +48,15 @@ async def create_experiment(
     services: ServicesDep,
     config: Annotated[str, Form(description="The experiment file as JSON.")],
     archive: Annotated[UploadFile, File(description="tar.gz of the model directory.")],
+    principal: PrincipalDep,
     activate: bool = True,
     test: bool = False,
 ) -> ExperimentAnswer:
     """Submit an experiment after a complete validation."""
     raw = _mapping(config)
     content = await archive.read()
-    submission = await run_in_threadpool(_checked, services, raw, content, activate, test)
+    user_id = principal.user_id
+    submission = await run_in_threadpool(_checked, services, raw, content, user_id, activate, test)
     return await _submit(services, submission, content)
 
 
@@ -68,6 +71,7 @@ def _checked(
     services: Services,
     raw: Mapping[str, Any],
     content: bytes,
+    owner_id: int,
     activate: bool,
     test: bool,
 ) -> Submission:
@@ -103,6 +107,7 @@ def _checked(
         # the file. The reverse order could leave an experiment without its code.
         archive=store_archive(services.orchestrator.home.archives, content),
         seed=seed,
+        owner_id=owner_id,
         activate=activate,
         test_mode=test,
         warnings=warnings,
@@ -138,9 +143,7 @@ def experiment_answer(
 ) -> ExperimentAnswer:
     """Return the response with an experiment and the warnings of its submission."""
     row = find_row(connection, ExperimentRow, experiment_id)
-    return ExperimentAnswer(
-        queries.experiment(row, services.orchestrator.queue.waiting), list(warnings)
-    )
+    return ExperimentAnswer(queries.experiment(row, services.orchestrator), list(warnings))
 
 
 @router.get("")
@@ -149,12 +152,17 @@ async def list_experiments(
     state: Annotated[ExperimentState | None, Query()] = None,
     name: Annotated[str | None, Query(max_length=255, description="Part of the name.")] = None,
     label: Annotated[str | None, Query(max_length=255)] = None,
+    user: Annotated[str | None, Query(max_length=255, description="Name of the owner.")] = None,
     archived: bool | None = None,
     sort: Sort = "-id",
     after: After = None,
     limit: Limit = 100,
 ) -> ExperimentPage:
     """List experiments, newest first."""
+    owner = None if user is None else services.orchestrator.users.find(user)
+    if user is not None and owner is None:
+        problem = f"user: must be the name of a user, got {user!r}; `zerolab user list` lists them"
+        raise ConfigError("request", [problem])
 
     def read(connection: Connection) -> ExperimentPage:
         columns = experiments.c
@@ -166,12 +174,14 @@ async def list_experiments(
         if label is not None:
             quoted = msgspec.json.encode(label).decode()
             query = query.where(columns.labels.contains(quoted, autoescape=True))
+        if owner is not None:
+            query = query.where(columns.owner_id == owner.id)
         if archived is not None:
             query = query.where(columns.archived == int(archived))
         rows, next_after = queries.page(
             connection, ExperimentRow, query, PageRequest(sort, after, limit)
         )
-        items = [queries.experiment(row, services.orchestrator.queue.waiting) for row in rows]
+        items = [queries.experiment(row, services.orchestrator) for row in rows]
         return ExperimentPage(items, next_after)
 
     return await services.read(read)
@@ -266,9 +276,12 @@ class Fork(Changes):
 
 @router.post("/{experiment_id}/fork", status_code=201)
 async def fork_experiment(
-    services: ServicesDep, experiment_id: IdPath, fork: Fork | None = None
+    services: ServicesDep,
+    principal: PrincipalDep,
+    experiment_id: IdPath,
+    fork: Fork | None = None,
 ) -> ExperimentAnswer:
-    """Fork an experiment, with changes or another file."""
+    """Fork an experiment, with changes or another file; 403 for secrets of another user."""
     fork = fork or Fork()
     original = await services.read(
         lambda connection: find_row(connection, ExperimentRow, experiment_id)
@@ -279,7 +292,7 @@ async def fork_experiment(
         base = await run_in_threadpool(_read_yaml, fork.yaml)
     submitted = msgspec.json.decode(original.raw_config)
     raw = restore_secrets(overlay(base, fork.config), submitted)
-    return await submit_again(services, original, raw, activate=fork.activate)
+    return await submit_again(services, principal, original, raw, activate=fork.activate)
 
 
 def _read_yaml(text: str) -> dict[str, Any]:
@@ -289,15 +302,31 @@ def _read_yaml(text: str) -> dict[str, Any]:
 
 
 async def submit_again(
-    services: Services, original: ExperimentRow, raw: Mapping[str, Any], *, activate: bool
+    services: Services,
+    principal: Principal,
+    original: ExperimentRow,
+    raw: Mapping[str, Any],
+    *,
+    activate: bool,
 ) -> ExperimentAnswer:
-    """Submit the model directory of an experiment with another configuration."""
+    """Submit the model directory of an experiment with another configuration.
+
+    Raises:
+        ForbiddenError: If the experiment has secrets and belongs to another user: the fork could
+            print them, from the environment or from the experiment file in the model directory.
+    """
+    if find_secrets(msgspec.json.decode(original.raw_config)):
+        try:
+            await services.ownership.require(principal, "experiment", str(original.id))
+        except ForbiddenError as error:
+            msg = f"{error}: its configuration contains secrets; submit your own copy"
+            raise ForbiddenError(msg) from None
     path = archive_path(services.orchestrator.home.archives, original.archive)
 
     def check() -> tuple[Submission, bytes]:
         content = path.read_bytes()
         test = bool(original.test_mode)
-        return _checked(services, raw, content, activate, test), content
+        return _checked(services, raw, content, principal.user_id, activate, test), content
 
     checked, content = await run_in_threadpool(check)
     return await _submit(services, replace(checked, forked_from=original.id), content)

@@ -25,7 +25,6 @@ from zeroserver.analysis.cost import slot_seconds_of
 from zeroserver.analysis.missing_result import experiment_problem, trial_problem
 from zeroserver.analysis.trial_filter import read_cursor, write_cursor
 from zeroserver.api.resources import Checkpoint, Experiment, Run, Trial
-from zeroserver.orchestrator.cluster.wait_reasons import Waiting
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import TrialState
 from zeroserver.store.database import raw_rows
@@ -160,12 +159,13 @@ def _behind(
     return or_(beyond(column, value), is_tie, column.is_(None))
 
 
-def experiment(row: ExperimentRow, waiting: Waiting) -> Experiment:
-    """Convert a row to a resource, with the reason if it waits."""
+def experiment(row: ExperimentRow, orchestrator: Orchestrator) -> Experiment:
+    """Convert a row to a resource, with its owner, and the reason if it waits."""
     return Experiment.of(
         row,
+        owner=orchestrator.users.shown_owner(row.owner_id),
         config=_masked_config(row.config),
-        waiting_reason=waiting.of_experiment(row.id, row.state),
+        waiting_reason=orchestrator.queue.waiting.of_experiment(row.id, row.state),
         result_problem=experiment_problem(row),
         unread_hparams=msgspec.json.decode(row.unread_hparams or b"[]"),
     )

@@ -72,8 +72,8 @@ class Registered(msgspec.Struct, frozen=True):
 
     agent_id: int
     token: str = ""
-    """Join token for an agent that registered with the owner's token, so that a renewal of the
-    owner's token does not affect the agent."""
+    """Join token for an agent that registered with an administrator's token, so that a renewal of
+    that token does not affect the agent."""
 
 
 class Empty(msgspec.Struct, frozen=True):
@@ -192,8 +192,8 @@ async def register(request: Request) -> Response:
         return agent_id
 
     agent_id = await services.write(job)
-    owner = principal_of(request).kind == "owner"
-    return _json(Registered(agent_id, services.keys.agent_token if owner else ""))
+    is_user = principal_of(request).kind == "user"
+    return _json(Registered(agent_id, services.keys.agent_token if is_user else ""))
 
 
 async def work(request: Request) -> Response:

@@ -8,6 +8,7 @@ from fastapi import Depends, Query, Response
 from sqlalchemy import Connection, select
 
 from zerolab.contract.secrets import restore_secrets
+from zeroserver.access.principal import PrincipalDep
 from zeroserver.analysis.columns import COLUMNS, COMPUTED, PREFIX, read_rows
 from zeroserver.analysis.trial_filter import choose, conditions
 from zeroserver.api import queries
@@ -169,7 +170,10 @@ async def continue_trial(services: ServicesDep, trial_id: IdPath) -> TrialAnswer
 
 @router.post("/trials/{trial_id}/fork", status_code=201)
 async def fork_trial(
-    services: ServicesDep, trial_id: IdPath, fork: Changes | None = None
+    services: ServicesDep,
+    principal: PrincipalDep,
+    trial_id: IdPath,
+    fork: Changes | None = None,
 ) -> ExperimentAnswer:
     """Fork a trial: submit a new experiment that starts from its weights."""
     fork = fork or Changes()
@@ -180,7 +184,7 @@ async def fork_trial(
     )
     submitted = msgspec.json.decode(original.raw_config)
     raw = restore_secrets(overlay(_single_trial_config(original, trial), fork.config), submitted)
-    return await submit_again(services, original, raw, activate=fork.activate)
+    return await submit_again(services, principal, original, raw, activate=fork.activate)
 
 
 def _single_trial_config(original: ExperimentRow, trial: TrialRow) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from fastapi.responses import PlainTextResponse
 from sqlalchemy import Connection, func, select
 
-from zeroserver.access.routes import ACCESS, USER
+from zeroserver.access.routes import ACCESS, VIEWER
 from zeroserver.api.strict_route import resource_router
 from zeroserver.services import ServicesDep
 from zeroserver.states import RunState
@@ -13,7 +13,7 @@ __all__ = ["router"]
 
 router = resource_router("", "server")
 
-ACCESS["GET /metrics"] = USER
+ACCESS["GET /metrics"] = VIEWER
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

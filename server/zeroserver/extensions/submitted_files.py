@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from zerolab.contract.secret_text import mask_values
 from zerolab.contract.secrets import find_secrets, mask_secrets
 from zerolab.errors import ConfigError, NotFoundError
-from zeroserver.access.routes import ACCESS, USER
+from zeroserver.access.routes import ACCESS, VIEWER
 from zeroserver.api.common import FILE_ANSWER, IdPath
 from zeroserver.api.rows import Resource
 from zeroserver.api.strict_route import resource_router
@@ -27,10 +27,10 @@ router = resource_router("/api/v1", "experiments")
 
 ACCESS.update(
     {
-        "GET /api/v1/experiments/{experiment_id}/submitted": USER,
-        "GET /api/v1/experiments/{experiment_id}/files": USER,
-        "GET /api/v1/experiments/{experiment_id}/file": USER,
-        "GET /api/v1/trials/{trial_id}/engine": USER,
+        "GET /api/v1/experiments/{experiment_id}/submitted": VIEWER,
+        "GET /api/v1/experiments/{experiment_id}/files": VIEWER,
+        "GET /api/v1/experiments/{experiment_id}/file": VIEWER,
+        "GET /api/v1/trials/{trial_id}/engine": VIEWER,
     }
 )
 

@@ -64,6 +64,8 @@ class Submission(msgspec.Struct, frozen=True):
     archive: str | None
     """SHA-256 of the model directory's archive."""
     seed: int
+    owner_id: int
+    """User who submits it."""
     activate: bool = True
     test_mode: bool = False
     forked_from: int | None = None
@@ -361,6 +363,7 @@ def _row(orchestrator: Orchestrator, submission: Submission) -> dict[str, Any]:
         "metric": config.searcher.metric or "",
         "smaller_is_better": int(config.searcher.smaller_is_better),
         "seed": submission.seed,
+        "owner_id": submission.owner_id,
         **resource_columns(config),
         "created_at": orchestrator.clock(),
     }

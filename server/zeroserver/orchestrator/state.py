@@ -24,6 +24,7 @@ from zeroserver.settings import Settings
 from zeroserver.store.database import Change
 from zeroserver.store.janitor import Janitor
 from zeroserver.store.rows import ExperimentRow
+from zeroserver.store.user_directory import UserDirectory
 
 if TYPE_CHECKING:  # imported with the first experiment: saves 0.1 s at startup
     from zerolab.config.experiment.experiment_config import ExperimentConfig
@@ -61,6 +62,7 @@ class Orchestrator:
     queue: QueueCache = field(default_factory=QueueCache)
     metrics: MetricCache = field(default_factory=MetricCache)
     deletions: Deletions = field(default_factory=Deletions)
+    users: UserDirectory = field(default_factory=UserDirectory)
     polling_runs: set[int] = field(default_factory=set)
     """Runs that have polled this server whether to stop; the event loop adds to it."""
     agents: AgentHeartbeats = field(init=False)

@@ -1,6 +1,7 @@
 """Migration of a database to the newest schema at startup."""
 
 import logging
+import time
 from pathlib import Path
 
 from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, text
@@ -10,7 +11,7 @@ from zerolab.errors import ConfigError, ConflictError, ZerolabError
 from zerolab.paths import Home
 from zeroserver.errors import StoreError
 from zeroserver.store.database import Database
-from zeroserver.store.schema import HEAD, logs, metadata, points, rollups
+from zeroserver.store.schema import HEAD, logs, metadata, points, rollups, users
 
 __all__ = ["lock_database", "migrate", "upgrade"]
 
@@ -161,6 +162,8 @@ def _create(connection: Connection) -> None:
     metadata.create_all(connection, checkfirst=False)  # no table exists
     _VERSION.metadata.create_all(connection)
     connection.execute(_VERSION.insert().values(version_num=HEAD))
+    admin = {"name": "admin", "role": "admin", "created_at": time.time()}
+    connection.execute(users.insert().values(admin))
 
 
 def upgrade(connection: Connection) -> None:

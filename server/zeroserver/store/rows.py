@@ -5,7 +5,7 @@ is converted by position.
 """
 
 from functools import cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from sqlalchemy import Connection, Select, Table, bindparam, select
@@ -20,7 +20,9 @@ from zeroserver.store.schema import (
     run_nodes,
     runs,
     searcher_events,
+    tokens,
     trials,
+    users,
 )
 
 __all__ = [
@@ -34,7 +36,9 @@ __all__ = [
     "Row",
     "RunRow",
     "SearcherEventRow",
+    "TokenRow",
     "TrialRow",
+    "UserRow",
     "find_row",
     "read_row",
     "read_rows",
@@ -45,6 +49,32 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     """Row of a table."""
 
     table: ClassVar[Table]
+
+
+class UserRow(Row, frozen=True, gc=False):
+    """Row of the table ``users``."""
+
+    table: ClassVar[Table] = users
+
+    id: int
+    name: str
+    role: Literal["viewer", "member", "admin"]
+    active: int
+    created_at: float
+
+
+class TokenRow(Row, frozen=True, gc=False):
+    """Row of the table ``tokens``."""
+
+    table: ClassVar[Table] = tokens
+
+    id: int
+    user_id: int
+    name: str
+    digest: str
+    created_at: float
+    expires_at: float | None
+    last_used_at: float | None
 
 
 class ExperimentRow(Row, frozen=True, gc=False):
@@ -98,6 +128,7 @@ class ExperimentRow(Row, frozen=True, gc=False):
     created_at: float
     started_at: float | None
     ended_at: float | None
+    owner_id: int
 
 
 class TrialRow(Row, frozen=True, gc=False):
@@ -251,6 +282,7 @@ class ModelRow(Row, frozen=True, gc=False):
     description: str
     last_version: int
     created_at: float
+    owner_id: int
 
 
 class SearcherEventRow(Row, frozen=True, gc=False):

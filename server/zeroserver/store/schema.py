@@ -47,10 +47,12 @@ __all__ = [
     "runs",
     "searcher_events",
     "server_lock",
+    "tokens",
     "trials",
+    "users",
 ]
 
-HEAD = "0017"
+HEAD = "0018"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -72,6 +74,31 @@ metadata = MetaData(
 
 # SQLite assigns ids only to an INTEGER primary key.
 Id = BigInteger().with_variant(Integer, "sqlite")
+
+users = Table(  # never deleted, since experiments belong to them
+    "users",
+    metadata,
+    Column("id", Id, primary_key=True),  # 1: the administrator with the installation's token
+    Column("name", Text, nullable=False, unique=True),
+    Column("role", String(16), nullable=False),
+    Column("active", Integer, nullable=False, server_default="1"),
+    Column("created_at", Double, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("user_id", Id, ForeignKey("users.id"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("digest", String(64), nullable=False, unique=True),  # SHA-256 of the token
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=True),  # NULL: never
+    Column("last_used_at", Double, nullable=True),
+    Index("ix_tokens_user", "user_id"),
+    sqlite_autoincrement=True,
+)
 
 experiments = Table(
     "experiments",
@@ -122,6 +149,7 @@ experiments = Table(
     Column("created_at", Double, nullable=False),
     Column("started_at", Double, nullable=True),
     Column("ended_at", Double, nullable=True),
+    Column("owner_id", BigInteger, nullable=False, server_default="1"),  # a user
     Index("ix_experiments_state", "state", "id"),
     Index("ix_experiments_place", "pool", "position"),
     sqlite_autoincrement=True,
@@ -364,6 +392,7 @@ models = Table(
     Column("description", Text, nullable=False, default=""),
     Column("last_version", Integer, nullable=False, server_default="0"),
     Column("created_at", Double, nullable=False),
+    Column("owner_id", BigInteger, nullable=False, server_default="1"),  # a user
     sqlite_autoincrement=True,
 )
 

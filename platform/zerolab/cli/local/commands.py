@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from zerolab.cli.connection import connect, named_master
+from zerolab.cli.groups import command_group
 from zerolab.cli.output import AsJson, Port, print_json, print_message, result
 from zerolab.paths import Home
 
@@ -60,11 +61,18 @@ Renew = Annotated[
 ]
 
 
-def token(renew: Renew = False, as_json: AsJson = False) -> None:
+token = command_group("Print the access token, for curl and other programs.", panel="Server")
+token.info.no_args_is_help = False
+
+
+@token.callback(invoke_without_command=True)
+def print_token(context: typer.Context, renew: Renew = False, as_json: AsJson = False) -> None:
     """Print the access token, for curl and other programs.
 
     Example: curl -H "Authorization: Bearer $(zerolab token)" "$(zerolab status --url)/api/v1/info"
     """
+    if context.invoked_subcommand is not None:
+        return
     home = Home.default()
     if not renew:
         secret = home.read_token() or home.create().ensure_token()

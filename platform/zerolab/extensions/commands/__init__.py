@@ -1,1 +1,1 @@
-"""Commands that not every user needs: `task`, `job`, `pool`, `quota`, `doctor`, housekeeping."""
+"""Less frequent commands: `task`, `job`, `pool`, `quota`, `user`, `doctor`, housekeeping."""

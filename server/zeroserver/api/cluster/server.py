@@ -59,20 +59,20 @@ def create_login_link(services: ServicesDep, principal: PrincipalDep) -> LoginLi
             "use `zerolab open`"
         )
         raise ForbiddenError(msg)
-    code = services.keys.login_code(principal.session)
+    code = services.keys.login_code(principal)
     return LoginLink(url=f"/login?code={code}")
 
 
 @router.post("/api/v1/logout", status_code=204)
 def log_out(services: ServicesDep, principal: PrincipalDep, https: HttpsDep) -> Response:
-    """Log out: end a browser's session, or with the token all browser sessions.
+    """Log out: end a browser's session, or with a token all browser sessions of its user.
 
     Sessions opened with links of a browser session end with it.
     """
     if principal.session:
         services.keys.end_session(principal.session)
     else:
-        services.keys.end_all_sessions()
+        services.keys.end_sessions_of(principal.user_id)
     response = Response(status_code=204)
     response.delete_cookie(
         services.keys.cookie,

@@ -21,6 +21,8 @@ class Experiment(Resource, frozen=True):
     """Can be changed."""
     notes: str
     """Can be changed."""
+    owner: str | None
+    """User to whom it belongs; null while the installation has a single user."""
     state: ExperimentState
     """State; `COMPLETED`, `CANCELED` and `ERROR` are final."""
     config: dict[str, Any]

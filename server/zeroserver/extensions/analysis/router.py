@@ -6,7 +6,7 @@ from typing import Annotated, Any, cast
 from fastapi import Query
 from sqlalchemy import Connection, select
 
-from zeroserver.access.routes import ACCESS, USER
+from zeroserver.access.routes import ACCESS, VIEWER
 from zeroserver.analysis.columns import (
     COLUMNS,
     PREFIX,
@@ -51,10 +51,10 @@ __all__ = ["router"]
 
 ACCESS.update(
     {
-        "GET /api/v1/experiments/columns": USER,
-        "GET /api/v1/experiments/{experiment_id}/columns": USER,
-        "GET /api/v1/experiments/{experiment_id}/importance": USER,
-        "GET /api/v1/experiments/{experiment_id}/search-progress": USER,
+        "GET /api/v1/experiments/columns": VIEWER,
+        "GET /api/v1/experiments/{experiment_id}/columns": VIEWER,
+        "GET /api/v1/experiments/{experiment_id}/importance": VIEWER,
+        "GET /api/v1/experiments/{experiment_id}/search-progress": VIEWER,
     }
 )
 

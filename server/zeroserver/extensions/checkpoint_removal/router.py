@@ -7,7 +7,8 @@ from typing import Annotated
 from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from zeroserver.access.routes import ACCESS, USER
+from zeroserver.access.principal import PrincipalDep
+from zeroserver.access.routes import ACCESS, MEMBER, own
 from zeroserver.api.common import IdPath, Name
 from zeroserver.api.strict_route import resource_router
 from zeroserver.extensions.checkpoint_removal.resources import Removal, RemovedCheckpoint
@@ -29,9 +30,9 @@ router = resource_router("/api/v1", "checkpoints")
 
 ACCESS.update(
     {
-        "POST /api/v1/checkpoints/remove": USER,
-        "DELETE /api/v1/checkpoints/{uuid}": USER,
-        "POST /api/v1/experiments/{experiment_id}/gc": USER,
+        "POST /api/v1/checkpoints/remove": MEMBER,
+        "DELETE /api/v1/checkpoints/{uuid}": own("checkpoint"),
+        "POST /api/v1/experiments/{experiment_id}/gc": own("experiment"),
     }
 )
 
@@ -81,8 +82,10 @@ def _remove_some(
 
 
 @router.post("/checkpoints/remove")
-async def remove(services: ServicesDep, body: Removing) -> Removal:
+async def remove(services: ServicesDep, principal: PrincipalDep, body: Removing) -> Removal:
     """Remove checkpoints, or files of them; 409 if something still needs them."""
+    if not body.dry_run:
+        await services.ownership.require(principal, "checkpoint", *body.uuids)
     going = await services.read(
         lambda connection: checkpoints_to_remove(connection, body.uuids, body.globs)
     )

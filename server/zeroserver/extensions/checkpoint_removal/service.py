@@ -21,7 +21,6 @@ from zeroserver.orchestrator.checkpoints.checkpoint_service import (
     not_kept,
 )
 from zeroserver.orchestrator.checkpoints.model_service import versions_of
-from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
 from zeroserver.orchestrator.search.warm_start import needed_for_warm_start
 from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.orchestrator.state import config_of
@@ -29,6 +28,7 @@ from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.janitor import Chore
 from zeroserver.store.rows import CheckpointRow, ExperimentRow, find_row, read_rows
 from zeroserver.store.schema import checkpoints, experiments, trials
+from zeroserver.store.short_uuids import full_uuid
 
 __all__ = [
     "CheckpointRemovalService",

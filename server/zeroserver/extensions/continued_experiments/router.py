@@ -4,7 +4,7 @@ import msgspec
 from starlette.concurrency import run_in_threadpool
 
 from zerolab.contract.secrets import restore_secrets
-from zeroserver.access.routes import ACCESS, USER
+from zeroserver.access.routes import ACCESS, own
 from zeroserver.api.common import IdPath
 from zeroserver.api.experiments import Changes, experiment_answer, overlay
 from zeroserver.api.resources import ExperimentAnswer
@@ -23,7 +23,7 @@ __all__ = ["router"]
 
 router = resource_router("/api/v1/experiments", "experiments")
 
-ACCESS["POST /api/v1/experiments/{experiment_id}/continue"] = USER
+ACCESS["POST /api/v1/experiments/{experiment_id}/continue"] = own("experiment")
 
 
 @router.post("/{experiment_id}/continue")

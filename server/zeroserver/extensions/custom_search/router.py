@@ -11,7 +11,7 @@ from sqlalchemy import Connection, select
 
 from zerolab.contract.messages import wire_number
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
-from zeroserver.access.routes import ACCESS, SEARCH
+from zeroserver.access.routes import ACCESS, SEARCH, own
 from zeroserver.api.common import MAX_ID, IdPath
 from zeroserver.api.rows import Num, Resource
 from zeroserver.api.runs import MAX_WAIT_S
@@ -28,7 +28,9 @@ __all__ = ["SearchEvent", "SearchEvents", "SearchHandled", "router"]
 router = resource_router("/api/v1/experiments", "search")
 
 ACCESS["GET /api/v1/experiments/{experiment_id}/searcher/events"] = SEARCH
-ACCESS["POST /api/v1/experiments/{experiment_id}/searcher/operations"] = SEARCH
+ACCESS["POST /api/v1/experiments/{experiment_id}/searcher/operations"] = own(
+    "experiment", callers=frozenset({"search"})
+)
 
 _MOST_EVENTS = 1000
 

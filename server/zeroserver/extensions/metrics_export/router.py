@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from zerolab.contract.flatten import safe_cell
-from zeroserver.access.routes import ACCESS, USER
+from zeroserver.access.routes import ACCESS, VIEWER
 from zeroserver.api.common import IdPath
 from zeroserver.api.queries import metric_names
 from zeroserver.api.strict_route import resource_router
@@ -29,7 +29,7 @@ __all__ = ["router"]
 
 router = resource_router("/api/v1/experiments", "trials")
 
-ACCESS["GET /api/v1/experiments/{experiment_id}/metrics/export"] = USER
+ACCESS["GET /api/v1/experiments/{experiment_id}/metrics/export"] = VIEWER
 
 _CSV_HEADER = ("trial_id", "group", "name", "step", "value", "time_s")
 _PAGE_POINTS = 20_000

@@ -98,7 +98,7 @@ def describe_model(name: ModelName, as_json: AsJson = False) -> None:
     if as_json:
         print_json(model)
         return
-    print_fields({key: model[key] for key in ("name", "description", "created_at")})
+    print_fields({key: model[key] for key in ("name", "owner", "description", "created_at")})
     rows = [
         (
             version["version"],

@@ -35,6 +35,8 @@ class Model(Resource, frozen=True):
     """Name of the model."""
     description: str
     """Description."""
+    owner: str | None
+    """User who created it; null while the installation has a single user."""
     created_at: Time | None
     """Time of creation."""
     versions: list[ModelVersion]

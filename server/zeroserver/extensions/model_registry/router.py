@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
 
 from zerolab.errors import NotFoundError
-from zeroserver.access.routes import ACCESS, USER
+from zeroserver.access.principal import PrincipalDep
+from zeroserver.access.routes import ACCESS, MEMBER, VIEWER, own
 from zeroserver.api.common import IdPath, PlainText
 from zeroserver.api.queries import checkpoint_metrics
 from zeroserver.api.strict_route import resource_router
@@ -22,6 +23,7 @@ from zeroserver.extensions.model_registry.service import ModelRegistry
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.rows import ModelRow, read_rows
 from zeroserver.store.schema import checkpoints, model_versions, models
+from zeroserver.store.user_directory import UserDirectory
 
 __all__ = ["router"]
 
@@ -29,12 +31,12 @@ router = resource_router("/api/v1", "models")
 
 ACCESS.update(
     {
-        "GET /api/v1/models": USER,
-        "POST /api/v1/models": USER,
-        "GET /api/v1/models/{name}": USER,
-        "DELETE /api/v1/models/{name}": USER,
-        "POST /api/v1/models/{name}/versions": USER,
-        "DELETE /api/v1/models/{name}/versions/{version}": USER,
+        "GET /api/v1/models": VIEWER,
+        "POST /api/v1/models": MEMBER,
+        "GET /api/v1/models/{name}": VIEWER,
+        "DELETE /api/v1/models/{name}": own("model"),
+        "POST /api/v1/models/{name}/versions": own("model"),
+        "DELETE /api/v1/models/{name}/versions/{version}": own("model"),
     }
 )
 
@@ -42,7 +44,7 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 Name = Annotated[str, Path(max_length=128)]
 
 
-def _read(connection: Connection, name: str | None = None) -> list[Model]:
+def _read(connection: Connection, users: UserDirectory, name: str | None = None) -> list[Model]:
     """Return all models sorted by name, or one, with their versions, oldest first."""
     columns = model_versions.c
     query = (
@@ -66,12 +68,14 @@ def _read(connection: Connection, name: str | None = None) -> list[Model]:
         version = ModelVersion.of(row, metrics=metrics.get(row.checkpoint))
         versions[row.model_id].append(version)
     return [
-        Model.of(row, versions=versions[row.id]) for row in read_rows(connection, ModelRow, wanted)
+        Model.of(row, owner=users.shown_owner(row.owner_id), versions=versions[row.id])
+        for row in read_rows(connection, ModelRow, wanted)
     ]
 
 
 async def _one(services: Services, name: str) -> ModelAnswer:
-    models = await services.read(lambda connection: _read(connection, name))
+    users = services.orchestrator.users
+    models = await services.read(lambda connection: _read(connection, users, name))
     if not models:
         raise NotFoundError(f"there is no model {name}; `zerolab model list`")
     return ModelAnswer(models[0])
@@ -82,7 +86,8 @@ async def list_models(
     services: ServicesDep,
 ) -> ModelPage:
     """List the models of the registry, with their versions."""
-    return await services.read(lambda connection: ModelPage(models=_read(connection)))
+    users = services.orchestrator.users
+    return await services.read(lambda connection: ModelPage(models=_read(connection, users)))
 
 
 class NewModel(BaseModel):
@@ -96,9 +101,13 @@ class NewModel(BaseModel):
 
 
 @router.post("/models", status_code=201)
-async def create_model(services: ServicesDep, body: NewModel) -> ModelAnswer:
+async def create_model(
+    services: ServicesDep, principal: PrincipalDep, body: NewModel
+) -> ModelAnswer:
     """Add a model to the registry."""
-    await services.write(lambda work: ModelRegistry(work).create(body.name, body.description))
+    await services.write(
+        lambda work: ModelRegistry(work).create(body.name, body.description, principal.user_id)
+    )
     return await _one(services, body.name)
 
 

@@ -3,9 +3,9 @@
 from sqlalchemy import delete, select
 
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
-from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
 from zeroserver.orchestrator.service import Service
 from zeroserver.store.schema import checkpoints, model_versions, models
+from zeroserver.store.short_uuids import full_uuid
 
 __all__ = ["ModelRegistry"]
 
@@ -13,7 +13,7 @@ __all__ = ["ModelRegistry"]
 class ModelRegistry(Service):
     """Registers checkpoints as versions of models."""
 
-    def create(self, name: str, description: str) -> None:
+    def create(self, name: str, description: str, owner_id: int) -> None:
         """Register a model.
 
         Raises:
@@ -22,7 +22,12 @@ class ModelRegistry(Service):
         if self._number(name) is not None:
             msg = f"model {name}: exists already; `zerolab model register-version` adds a version"
             raise ConflictError(msg)
-        row = {"name": name, "description": description, "created_at": self.work.clock()}
+        row = {
+            "name": name,
+            "description": description,
+            "created_at": self.work.clock(),
+            "owner_id": owner_id,
+        }
         self.work.connection.execute(models.insert().values(row))
 
     def register(self, name: str, uuid: str, notes: str) -> int:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from zerolab.errors import NotFoundError
 from zerolab.scheduler import Policy
-from zeroserver.access.routes import ACCESS, USER
+from zeroserver.access.routes import ACCESS, ADMIN, VIEWER, own
 from zeroserver.api.cluster.cluster_queries import pool_list
 from zeroserver.api.common import IdPath
 from zeroserver.api.strict_route import resource_router
@@ -32,14 +32,14 @@ router = resource_router("/api/v1", "queue")
 
 ACCESS.update(
     {
-        "GET /api/v1/jobs": USER,
-        "PATCH /api/v1/jobs/{experiment_id}": USER,
-        "POST /api/v1/jobs/{experiment_id}/move": USER,
-        "GET /api/v1/pools": USER,
-        "PUT /api/v1/pools/{name}": USER,
-        "GET /api/v1/quotas": USER,
-        "PUT /api/v1/quotas/{kind}/{name:path}": USER,
-        "DELETE /api/v1/quotas/{kind}/{name:path}": USER,
+        "GET /api/v1/jobs": VIEWER,
+        "PATCH /api/v1/jobs/{experiment_id}": own("experiment"),
+        "POST /api/v1/jobs/{experiment_id}/move": own("experiment"),
+        "GET /api/v1/pools": VIEWER,
+        "PUT /api/v1/pools/{name}": ADMIN,
+        "GET /api/v1/quotas": VIEWER,
+        "PUT /api/v1/quotas/{kind}/{name:path}": ADMIN,
+        "DELETE /api/v1/quotas/{kind}/{name:path}": ADMIN,
     }
 )
 

@@ -3,7 +3,8 @@
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
-from zeroserver.access.routes import ACCESS, USER
+from zeroserver.access.principal import principal_of
+from zeroserver.access.routes import ACCESS, MEMBER
 from zeroserver.api.experiments import experiment_answer
 from zeroserver.api.resources import ExperimentAnswer
 from zeroserver.api.strict_route import resource_router
@@ -13,7 +14,7 @@ __all__ = ["router"]
 
 router = resource_router("/api/v1", "experiments")
 
-ACCESS["POST /api/v1/import"] = USER
+ACCESS["POST /api/v1/import"] = MEMBER
 
 _METRICS_FILE = {
     "requestBody": {
@@ -32,7 +33,7 @@ async def import_metrics(request: Request) -> ExperimentAnswer:
 
     services, content = services_of(request), await request.body()
     log = await run_in_threadpool(parse, content)
-    experiment_id = await import_run(services.write, log)
+    experiment_id = await import_run(services.write, log, principal_of(request).user_id)
     return await services.read(
         lambda connection: experiment_answer(services, connection, experiment_id)
     )

@@ -86,7 +86,7 @@ def _records(content: bytes) -> Iterator[Record]:
         yield record
 
 
-async def import_run(write: Write, log: MetricsLog) -> int:
+async def import_run(write: Write, log: MetricsLog, owner_id: int) -> int:
     """Store a run's metrics as a new experiment; return its id.
 
     The points are stored a few thousand at a time, so that others get their turn in between. They
@@ -95,11 +95,12 @@ async def import_run(write: Write, log: MetricsLog) -> int:
     Args:
         write: Function that runs a job of the orchestrator and waits for its commit.
         log: Content of the metrics file.
+        owner_id: User who imports it.
 
     Raises:
         ConfigError: If a record has an invalid value; nothing is stored then.
     """
-    rows = await asyncio.to_thread(_rows, log)
+    rows = await asyncio.to_thread(_rows, log, owner_id)
     ids: tuple[int, int] = await write(lambda work: RunImport(work).reserve(rows))
     experiment_id, trial_id = ids
     try:
@@ -176,7 +177,7 @@ class RunImport(Service):
         self.work.then.append(lambda: self._importing.discard(trial_id))
 
 
-def _rows(log: MetricsLog) -> _Rows:
+def _rows(log: MetricsLog, owner_id: int) -> _Rows:
     """Return the columns of the experiment and its trial, aggregated from the records."""
     config: Mapping[str, Any] = log.header.config
     metrics = [record for record in log.records if isinstance(record, MetricsRecord)]
@@ -202,6 +203,7 @@ def _rows(log: MetricsLog) -> _Rows:
         "metric": metric,
         "smaller_is_better": smaller_is_better,
         "seed": log.header.trial_seed,
+        "owner_id": owner_id,
         "slots": 1,
         "priority": 42,
         "searcher_done": 1,

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, func, select
 
 from zerolab.contract.secrets import replace_masks
 from zerolab.errors import ConfigError
-from zeroserver.access.routes import ACCESS, USER
+from zeroserver.access.routes import ACCESS, VIEWER
 from zeroserver.analysis.cost import count_host_slots
 from zeroserver.api.common import MAX_ID
 from zeroserver.api.rows import Resource
@@ -25,7 +25,7 @@ __all__ = ["PreviewAnswer", "PreviewLength", "SearchPreview", "router"]
 
 router = resource_router("/api/v1/experiments", "search")
 
-ACCESS["POST /api/v1/experiments/preview"] = USER
+ACCESS["POST /api/v1/experiments/preview"] = VIEWER
 
 _MAX_CANDIDATES = 100
 """Maximum number of experiments searched for a similar one."""

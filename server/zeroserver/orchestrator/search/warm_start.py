@@ -17,12 +17,12 @@ from sqlalchemy import ColumnElement, Connection, Select, select, text, update
 from zerolab.contract.spec import CheckpointRef
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Create
-from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
 from zeroserver.orchestrator.search.search_service import SearchService
 from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, TrialState
 from zeroserver.store.rows import CheckpointRow, TrialRow, read_row
 from zeroserver.store.schema import WEIGHTS_MISSING, checkpoints, experiments, trials
+from zeroserver.store.short_uuids import full_uuid
 
 if TYPE_CHECKING:  # imported with the first experiment
     from zerolab.searcher.section import SearcherConfig

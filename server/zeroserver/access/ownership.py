@@ -1,0 +1,87 @@
+"""The one check of owners: of the resource in a path, and of resources in a body."""
+
+from collections.abc import Awaitable, Callable
+
+from sqlalchemy import Connection, select
+
+from zerolab.errors import ForbiddenError
+from zeroserver.access.principal import Principal
+from zeroserver.access.routes import Resource
+from zeroserver.access.tokens import is_number
+from zeroserver.store.schema import checkpoints, experiments, models, trials
+from zeroserver.store.short_uuids import full_uuid
+from zeroserver.store.user_directory import UserDirectory
+
+__all__ = ["Ownership"]
+
+_Foreign = tuple[str, int] | None
+"""Key and owner of a resource of another user."""
+
+
+class Ownership:
+    """Check that a caller may change resources, which belong to users.
+
+    Args:
+        users: Users of the installation.
+        read: Function that runs a query outside of the event loop.
+    """
+
+    def __init__(
+        self,
+        users: UserDirectory,
+        read: Callable[[Callable[[Connection], _Foreign]], Awaitable[_Foreign]],
+    ) -> None:
+        self._users = users
+        self._read = read
+
+    async def require(self, principal: Principal, kind: Resource, *keys: str) -> None:
+        """Check that the caller may change resources; missing ones pass, for the route's 404.
+
+        Args:
+            principal: The caller.
+            kind: Kind of the resources.
+            keys: Their ids or names, as in paths.
+
+        Raises:
+            ForbiddenError: If one belongs to another user, and the caller is no administrator.
+            ConfigError: If several checkpoints begin with the key.
+        """
+        if principal.is_admin:
+            return
+        if kind == "user":
+            if set(keys) != {principal.user}:
+                msg = "only administrators may see or change the tokens of other users"
+                raise ForbiddenError(msg)
+            return
+
+        def find_foreign(connection: Connection) -> _Foreign:
+            for key in keys:
+                owner_id = _owner_id(connection, kind, key)
+                if owner_id is not None and owner_id != principal.user_id:
+                    return key, owner_id
+            return None
+
+        foreign = await self._read(find_foreign)
+        if foreign is not None:
+            key, owner_id = foreign
+            owner = self._users.name_of(owner_id)
+            msg = f"{kind} {key} belongs to {owner}; only {owner} or an administrator may do this"
+            raise ForbiddenError(msg)
+
+
+def _owner_id(connection: Connection, kind: Resource, key: str) -> int | None:
+    """Return the user to whom a resource belongs; None if there is no such resource."""
+    owner = select(experiments.c.owner_id)
+    number = int(key) if is_number(key) else 0
+    if kind == "experiment":
+        query = owner.where(experiments.c.id == number)
+    elif kind == "trial":
+        query = owner.join(trials, trials.c.experiment_id == experiments.c.id)
+        query = query.where(trials.c.id == number)
+    elif kind == "checkpoint":
+        query = owner.join(checkpoints, checkpoints.c.experiment_id == experiments.c.id)
+        query = query.where(checkpoints.c.uuid == full_uuid(connection, key))
+    else:
+        query = select(models.c.owner_id).where(models.c.name == key)
+    owner_id: int | None = connection.scalar(query)
+    return owner_id

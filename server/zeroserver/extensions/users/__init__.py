@@ -1,0 +1,1 @@
+"""Users of an installation, their roles and their API tokens."""

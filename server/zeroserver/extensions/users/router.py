@@ -1,0 +1,183 @@
+"""Routes of users and their tokens; responses never contain hashes."""
+
+import re
+import time
+from typing import Annotated
+
+from fastapi import Path, Response
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+
+from zerolab.errors import ForbiddenError, NotFoundError
+from zeroserver.access.principal import Principal, PrincipalDep
+from zeroserver.access.routes import ACCESS, ADMIN, VIEWER, Access, Role, own
+from zeroserver.api.common import IdPath, Name
+from zeroserver.api.rows import iso
+from zeroserver.api.strict_route import resource_router
+from zeroserver.extensions.users.resources import (
+    ApiToken,
+    ApiTokenPage,
+    NewApiToken,
+    User,
+    UserAnswer,
+    UserPage,
+    Whoami,
+)
+from zeroserver.extensions.users.service import UserService
+from zeroserver.services import Services, ServicesDep
+from zeroserver.store.rows import UserRow
+from zeroserver.store.user_directory import new_token
+
+__all__ = ["router"]
+
+router = resource_router("/api/v1", "users")
+
+ACCESS.update(
+    {
+        "GET /api/v1/whoami": VIEWER,
+        "GET /api/v1/users": VIEWER,
+        "POST /api/v1/users": ADMIN,
+        "PATCH /api/v1/users/{user}": ADMIN,
+        "GET /api/v1/users/{user}/tokens": own("user", "viewer"),
+        # Browser sessions create no credentials: a stolen link must not outlive its session.
+        "POST /api/v1/users/{user}/tokens": Access(frozenset({"user"}), "viewer", "user"),
+        "DELETE /api/v1/users/{user}/tokens/{token_id}": own("user", "viewer"),
+    }
+)
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._@-]{0,63}")
+_MAX_EXPIRY_S = 3650 * 86400.0
+
+UserName = Annotated[str, Path(max_length=64)]
+
+
+def _find(services: Services, name: str) -> UserRow:
+    user = services.orchestrator.users.find(name)
+    if user is None:
+        raise NotFoundError(f"there is no user {name}; `zerolab user list` lists them")
+    return user
+
+
+@router.get("/whoami")
+async def get_whoami(services: ServicesDep, principal: PrincipalDep) -> Whoami:
+    """Read the user to whom the token or the browser session belongs."""
+    users = services.orchestrator.users
+    token = users.token(principal.token_id)
+    return Whoami(
+        user=principal.user,
+        role=principal.role or "viewer",
+        kind="browser" if principal.kind == "browser" else "token",
+        expires_at=iso(token.expires_at) if token is not None else None,
+        shared=users.shared,
+    )
+
+
+@router.get("/users")
+async def list_users(services: ServicesDep) -> UserPage:
+    """List the users, sorted by name."""
+    return UserPage([User.of(user) for user in services.orchestrator.users.users()])
+
+
+def _check_user_name(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        msg = (
+            "must be 1 to 64 lower-case letters, digits, '.', '_', '@' or '-', starting with a "
+            f"letter or digit, got {name[:80]!r}"
+        )
+        raise ValueError(msg)
+    return name
+
+
+class NewUser(BaseModel):
+    """New user."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[str, AfterValidator(_check_user_name)]
+    """1 to 64 lower-case letters, digits, ``.``, ``_``, ``@`` or ``-``."""
+    role: Role
+
+
+@router.post("/users", status_code=201)
+async def create_user(services: ServicesDep, body: NewUser) -> UserAnswer:
+    """Create a user, who has no token yet."""
+    await services.write(lambda work: UserService(work).create(body.name, body.role))
+    return UserAnswer(User.of(_find(services, body.name)))
+
+
+class UserPatch(BaseModel):
+    """Changes of a user; omitted fields stay unchanged."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Role | None = None
+    active: Annotated[bool, Field(strict=True)] | None = None
+    """False revokes all tokens and browser sessions of the user."""
+
+
+@router.patch("/users/{user}")
+async def patch_user(services: ServicesDep, user: UserName, patch: UserPatch) -> UserAnswer:
+    """Change the role of a user, or deactivate or activate one."""
+    await services.write(lambda work: UserService(work).change(user, patch.role, patch.active))
+    row = _find(services, user)
+    if not row.active:
+        await run_in_threadpool(services.keys.end_sessions_of, row.id)
+    return UserAnswer(User.of(row))
+
+
+@router.get("/users/{user}/tokens")
+async def list_tokens(services: ServicesDep, user: UserName) -> ApiTokenPage:
+    """List the API tokens of a user, oldest first."""
+    rows = services.orchestrator.users.tokens_of(_find(services, user).id)
+    return ApiTokenPage([ApiToken.of(row) for row in rows])
+
+
+class NewTokenBody(BaseModel):
+    """New token."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[Name, Field(max_length=100)] = ""
+    """What it is for."""
+    expires_s: Annotated[float, Field(ge=1, le=_MAX_EXPIRY_S)] | None = None
+    """Validity in seconds; ``null`` for no end."""
+
+
+@router.post("/users/{user}/tokens", status_code=201)
+async def create_token(
+    services: ServicesDep,
+    principal: PrincipalDep,
+    user: UserName,
+    body: NewTokenBody | None = None,
+) -> NewApiToken:
+    """Create an API token of a user; only this response contains it."""
+    body = body or NewTokenBody()
+    expires_at = None if body.expires_s is None else time.time() + body.expires_s
+    _check_expiry(services, principal, expires_at)
+    secret = new_token()
+    token_id = await services.write(
+        lambda work: UserService(work).create_token(user, secret, body.name, expires_at)
+    )
+    rows = services.orchestrator.users.tokens_of(_find(services, user).id)
+    row = next(row for row in rows if row.id == token_id)
+    return NewApiToken(secret=secret, token=ApiToken.of(row))
+
+
+def _check_expiry(services: Services, principal: Principal, expires_at: float | None) -> None:
+    """Check that a new token does not outlive the token with which it is created.
+
+    Raises:
+        ForbiddenError: If it would.
+    """
+    token = services.orchestrator.users.token(principal.token_id)
+    last = None if token is None else token.expires_at
+    if last is not None and (expires_at is None or expires_at > last):
+        msg = f"expires_s: must end before {iso(last)}, when the token that creates it expires"
+        raise ForbiddenError(msg)
+
+
+@router.delete("/users/{user}/tokens/{token_id}", status_code=204)
+async def revoke_token(services: ServicesDep, user: UserName, token_id: IdPath) -> Response:
+    """Revoke a token, and the browser sessions opened with its links."""
+    await services.write(lambda work: UserService(work).revoke(user, token_id))
+    return Response(status_code=204)

@@ -1,0 +1,165 @@
+"""Changes of users and their API tokens."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Select, delete, func, select, update
+
+from zerolab.errors import ConflictError, NotFoundError
+from zeroserver.access.routes import Role
+from zeroserver.orchestrator.service import Service
+from zeroserver.services import Services
+from zeroserver.store.rows import TokenRow, UserRow, read_row, read_rows
+from zeroserver.store.schema import tokens, users
+from zeroserver.store.user_directory import ADMIN, digest_of
+
+__all__ = ["LastUse", "UserService"]
+
+_MAX_TOKENS = 100
+"""Maximum number of tokens of a user, all of which are in memory."""
+
+_STORE_S = 60.0
+"""Interval between updates of the last use of tokens."""
+
+
+class UserService(Service):
+    """Creates and changes users and their tokens; the directory in memory follows the commit."""
+
+    def create(self, name: str, role: Role) -> None:
+        """Create a user.
+
+        Raises:
+            ConflictError: If one has the name already.
+        """
+        if self._read(name) is not None:
+            msg = f"user {name}: exists already; `zerolab user set-role` changes the role"
+            raise ConflictError(msg)
+        row = {"name": name, "role": role, "created_at": self.work.clock()}
+        self.work.connection.execute(users.insert().values(row))
+        self._publish(name)
+
+    def change(self, name: str, role: Role | None, active: bool | None) -> None:  # noqa: FBT001 - a column
+        """Change the role of a user, deactivate one with the tokens, or activate one again.
+
+        Args:
+            name: Name of the user.
+            role: New role; None to keep it.
+            active: Whether the user may sign in; None to keep it.
+
+        Raises:
+            NotFoundError: If there is no such user.
+            ConflictError: If it is the first administrator.
+        """
+        user = self.find(name)
+        if user.id == ADMIN.id and (role not in {None, "admin"} or active is False):
+            msg = (
+                f"user {name}: has the token of the installation and stays an active "
+                "administrator; use `zerolab token --renew` if others know the token"
+            )
+            raise ConflictError(msg)
+        values = {"role": role or user.role, "active": user.active if active is None else active}
+        values["active"] = int(values["active"])
+        query = update(users).where(users.c.id == user.id).values(values)
+        self.work.connection.execute(query)
+        if not values["active"]:
+            for token in read_rows(self.work.connection, TokenRow, _tokens_of(user)):
+                self._remove_token(token.id)
+        self._publish(name)
+
+    def create_token(self, name: str, secret: str, label: str, expires_at: float | None) -> int:
+        """Store the hash of a new token, remove expired ones of the user, and return its id.
+
+        Raises:
+            NotFoundError: If there is no such user.
+            ConflictError: If the user is not active or has too many tokens.
+        """
+        user = self.find(name)
+        if not user.active:
+            raise ConflictError(f"user {name}: is not active; `zerolab user activate {name}`")
+        rows = read_rows(self.work.connection, TokenRow, _tokens_of(user))
+        for expired in rows:
+            if expired.expires_at is not None and expired.expires_at <= time.time():
+                self._remove_token(expired.id)
+        count = select(func.count()).select_from(tokens).where(tokens.c.user_id == user.id)
+        if (self.work.connection.scalar(count) or 0) >= _MAX_TOKENS:
+            msg = f"user {name}: has {_MAX_TOKENS} tokens; revoke one with `zerolab token revoke`"
+            raise ConflictError(msg)
+        row = {
+            "user_id": user.id,
+            "name": label,
+            "digest": digest_of(secret),
+            "created_at": time.time(),
+            "expires_at": expires_at,
+        }
+        insert = tokens.insert().values(row).returning(tokens)
+        token = TokenRow(*self.work.connection.execute(insert).one())
+        self.work.then.append(lambda: self.work.orchestrator.users.put_token(token))
+        return token.id
+
+    def revoke(self, name: str, token_id: int) -> None:
+        """Delete a token; it and the browser sessions of its links are invalid at once.
+
+        Raises:
+            NotFoundError: If the user has no such token.
+        """
+        query = _tokens_of(self.find(name)).where(tokens.c.id == token_id)
+        if read_row(self.work.connection, TokenRow, query) is None:
+            msg = f"user {name} has no token {token_id}; `zerolab token list` lists them"
+            raise NotFoundError(msg)
+        self._remove_token(token_id)
+
+    def store_use(self, used: Mapping[int, float]) -> None:
+        """Store the last use of tokens."""
+        self.work.many(
+            "UPDATE tokens SET last_used_at = ? WHERE id = ?",
+            [(moment, token_id) for token_id, moment in used.items()],
+        )
+
+    def find(self, name: str) -> UserRow:
+        """Return a user.
+
+        Raises:
+            NotFoundError: If there is no such user.
+        """
+        user = self._read(name)
+        if user is None:
+            raise NotFoundError(f"there is no user {name}; `zerolab user list` lists them")
+        return user
+
+    def _read(self, name: str) -> UserRow | None:
+        return read_row(self.work.connection, UserRow, select(users).where(users.c.name == name))
+
+    def _publish(self, name: str) -> None:
+        user = self.find(name)
+        self.work.then.append(lambda: self.work.orchestrator.users.put_user(user))
+
+    def _remove_token(self, token_id: int) -> None:
+        self.work.connection.execute(delete(tokens).where(tokens.c.id == token_id))
+        self.work.then.append(lambda: self.work.orchestrator.users.remove_token(token_id))
+
+
+def _tokens_of(user: UserRow) -> Select[Any]:
+    return select(tokens).where(tokens.c.user_id == user.id).order_by(tokens.c.id)
+
+
+class LastUse:
+    """Stores the last use of tokens once a minute; a request that uses one writes nothing."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._due_at = 0.0
+
+    async def tick(self) -> None:
+        """Store what was used since the last time."""
+        directory = self._services.orchestrator.users
+        if not directory.used or time.monotonic() < self._due_at:
+            return
+        used = dict(directory.used)
+        await self._services.write(lambda work: UserService(work).store_use(used))
+        for token_id, moment in used.items():
+            directory.stored_use(token_id, moment)
+        self._due_at = time.monotonic() + _STORE_S
+
+    def close(self) -> None:
+        """Do nothing: at most a minute is lost."""
