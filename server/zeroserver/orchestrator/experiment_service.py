@@ -111,7 +111,7 @@ class ExperimentService(Service):
             msg = f"the archive {archive} was removed with the last experiment that had it"
             raise ArchiveGoneError(msg)
         check_pool_holds(self.work.connection, submission.config)
-        check_custom_class(self.work.orchestrator, submission.config)
+        check_custom_class(self.work.orchestrator, submission.config, submission.owner_id)
         row = _row(self.work.orchestrator, submission)
         row["source_checkpoint"] = self.warm_starts.source_of_experiment(submission.config.searcher)
         result = self.work.connection.execute(

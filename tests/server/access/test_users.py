@@ -342,6 +342,24 @@ def test_member_cannot_escalate(sqlite_server: Server) -> None:
     assert [user["role"] for user in server.get("/users")["users"]] == ["admin", "member", "viewer"]
 
 
+def test_member_cannot_run_code_on_the_server(sqlite_server: Server) -> None:
+    server = sqlite_server
+    ann = add_user(server, "ann", "member")
+    searcher = {"name": "custom", "metric": "loss", "entrypoint": "model_def:Trial",
+                "max_length": 10}  # fmt: skip
+    admin = server.http.headers["Authorization"]
+    server.http.headers["Authorization"] = f"Bearer {ann}"
+    refused = server.try_submit(searcher=searcher)
+    assert "unless an administrator submits" in refused.text, refused.text
+    server.submit()
+    changed = server.http.post(
+        f"{PREFIX}/experiments/1/fork", json={"config": {"searcher": searcher}}
+    )
+    assert "unless an administrator submits" in changed.text
+    server.http.headers["Authorization"] = admin
+    assert "unless an administrator" not in server.try_submit(searcher=searcher).text
+
+
 def test_first_administrator_stays(sqlite_server: Server) -> None:
     server = sqlite_server
     for change in ({"role": "member"}, {"active": False}):

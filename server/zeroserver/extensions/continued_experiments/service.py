@@ -203,7 +203,7 @@ class ExperimentContinuation(ContinuationService):
 
     def _store(self, experiment: ExperimentRow, request: Continuation) -> None:
         check_pool_holds(self.work.connection, request.config)
-        check_custom_class(self.work.orchestrator, request.config)
+        check_custom_class(self.work.orchestrator, request.config, experiment.owner_id)
         resolved = request.config.to_dict()
         resolved["reproducibility"]["experiment_seed"] = experiment.seed
         self.work.save(
@@ -388,7 +388,7 @@ def prepare_continuation(
     ):
         return ()
     check_pool_holds(connection, request.config)
-    check_custom_class(orchestrator, request.config)
+    check_custom_class(orchestrator, request.config, experiment.owner_id)
     ids = [trial.id for trial in opened]
     firsts = ids[::_REOPENED_AT_ONCE]
     return [range(*ends) for ends in pairwise([*firsts, ids[-1] + 1])]

@@ -57,6 +57,10 @@ __all__ = [
 
 DELETED = "user_canceled"
 """Reason that a searcher receives for a trial that a user has deleted."""
+_ADMIN_ONLY = (
+    "searcher.entrypoint: must be left out unless an administrator submits the experiment, since "
+    "the class runs on the server's machine; run it with `python -m zerolab.client.search`"
+)
 DISABLED = (
     "searcher.entrypoint: must be left out, since this server was started with "
     "--no-custom-searchers; run the class with `python -m zerolab.client.search`"
@@ -429,14 +433,24 @@ class SearchService(Service):
         self.work.undo.append(lambda: _drop(self.work.orchestrator, experiment_id))
 
 
-def check_custom_class(orchestrator: Orchestrator, config: "ExperimentConfig") -> None:
+def check_custom_class(
+    orchestrator: Orchestrator, config: "ExperimentConfig", owner_id: int
+) -> None:
     """Refuse an experiment with a custom searcher class if the server forbids them.
 
+    Such a class runs as the user of the server and could read the token of the installation.
+
     Raises:
-        ConfigError: If the server was started with ``--no-custom-searchers``.
+        ConfigError: If the server was started with ``--no-custom-searchers``, or the owner is no
+            administrator.
     """
-    if config.searcher.external_entrypoint and not orchestrator.settings.custom_searchers:
+    if not config.searcher.external_entrypoint:
+        return
+    if not orchestrator.settings.custom_searchers:
         raise ConfigError("experiment", [DISABLED])
+    owner = orchestrator.users.user(owner_id)
+    if owner is None or owner.role != "admin":
+        raise ConfigError("experiment", [_ADMIN_ONLY])
 
 
 def newest_event(connection: Connection, experiment_id: int) -> int:
