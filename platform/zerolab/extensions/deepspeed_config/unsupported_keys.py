@@ -60,8 +60,8 @@ UNSUPPORTED_KEYS: dict[str, UnsupportedKey] = {
     # Blocks. A block without "enabled" is on whenever it is present.
     "amp": UnsupportedKey("set bf16.enabled or fp16.enabled", BLOCK),
     "autotuning": UnsupportedKey(
-        "search over the keys with an experiment: hyperparameters.overwrite_deepspeed_args takes "
-        "search spaces",
+        "set autotuning.enabled to false for training; `zerolab autotune` reads the block in "
+        "either case",
         BLOCK,
     ),
     "comet": UnsupportedKey("set comet.enabled to false, and log to it from your own code", BLOCK),

@@ -225,7 +225,13 @@ def launch(
         bool, typer.Option("--no_ssh_check", help="Accepted, without effect.")
     ] = False,
     autotuning: Annotated[
-        str, typer.Option("--autotuning", help="Not supported: use `zerolab plan` or a search.")
+        str,
+        typer.Option(
+            "--autotuning",
+            metavar="MODE",
+            help="tune: find the best engine settings with `zerolab autotune`, and exit; run: "
+            "train with them afterwards.",
+        ),
     ] = "",
     comment: Annotated[str, typer.Option("--comment", help="Accepted, without effect.")] = "",
     account: Annotated[str, typer.Option("--account", help="Accepted, without effect.")] = "",
@@ -298,6 +304,13 @@ def launch(
         raise ConfigError("script", [problem])
     for note in notes:
         print_message(note)
+    if autotuning:
+        from zerolab.extensions.launcher_ssh.other_launchers.autotuning import with_tuned_file
+
+        options = with_tuned_file(options, plan)
+        if autotuning == "tune":
+            return
+        plan, _ = make_plan(options, own_slots)
     if elastic or min_elastic_nodes is not None or max_elastic_nodes is not None:
         bounds = NodeBounds.of(plan, min_elastic_nodes, max_elastic_nodes)
     else:

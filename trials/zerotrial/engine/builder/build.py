@@ -30,6 +30,7 @@ from zerotrial.engine.builder.arguments import (
 )
 from zerotrial.engine.builder.config_log import describe_config, make_observer
 from zerotrial.engine.builder.environment import (
+    ENV_AUTOTUNE,
     EngineEnvironment,
     choose_device,
     current_planner,
@@ -150,6 +151,10 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
             None,
             None,
         )
+    measured = None
+    if ENV_AUTOTUNE in os.environ:
+        measured = ENGINE_PARTS["autotune"](model, resolved, optimizer, model_parameters)
+        resolved = measured.config
     if mesh_param is not None:
         raise ConfigError("initialize()", ["mesh_param: is not supported; pass mpu"])
     stages = model.num_stages if is_pipeline(model) else None
@@ -173,6 +178,8 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
             observer = make_observer(
                 environment.config, environment.device, saving.rank, saving.size
             )
+            if measured is not None:
+                observer = measured.observe(observer, environment.device)
             divided = _prepare_model(model, environment, observer)
             ownership.set_close(divided.undo)
             user_optimizer = make_user_optimizer(optimizer, model_parameters, model)

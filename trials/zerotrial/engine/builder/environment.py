@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from zerotrial.engine.protocols import PipelineModel
 
 __all__ = [
+    "ENV_AUTOTUNE",
     "EngineEnvironment",
     "choose_device",
     "current_planner",
@@ -33,6 +34,8 @@ __all__ = [
     "planning",
 ]
 
+ENV_AUTOTUNE = "ZEROLAB_AUTOTUNE"
+"""Directory of a run that the autotuner measures; unset in all others."""
 
 Planner = Callable[[nn.Module, EngineConfig, Any, Any], Any]
 _planner: "ContextVar[Planner | None]" = ContextVar("planner", default=None)

@@ -18,11 +18,6 @@ _LAUNCHERS = {
     "impi": _SSH,
     "jsrun": _SSH,
 }
-_TUNERS = (
-    "there is no autotuner: `zerolab plan experiment.yaml` compares ZeRO stages before "
-    "a run, and a search over `hyperparameters.overwrite_deepspeed_args` compares settings by "
-    "samples_per_second"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +45,8 @@ class DeepSpeedOptions:
         if self.launcher_args.strip():
             problem = f"--launcher_args: is not supported, got {self.launcher_args!r}"
             problems.append(f"{problem}; use --ssh-config or --ssh_port for options of ssh")
-        if self.autotuning:
-            problems.append(f"--autotuning: is not supported, got {self.autotuning!r}; {_TUNERS}")
+        if self.autotuning not in {"", "run", "tune"}:
+            problems.append(f"--autotuning: must be run or tune, got {self.autotuning!r}")
         if self.venv_script:
             problem = f"--venv_script: is not supported, got {self.venv_script!r}"
             problems.append(f"{problem}; name the environment's interpreter with --python")

@@ -1,0 +1,1 @@
+"""Autotuning: search for the engine settings that train a model fastest on this machine."""
