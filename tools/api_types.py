@@ -19,6 +19,7 @@ from zeroserver.extensions import submitted_files
 from zeroserver.extensions.analysis import resources as analysis
 from zeroserver.extensions.checkpoint_removal import resources as removal
 from zeroserver.extensions.custom_search import router as custom_search
+from zeroserver.extensions.media import resources as media
 from zeroserver.extensions.model_registry import resources as models
 from zeroserver.extensions.queue import resources as queue
 from zeroserver.extensions.search_preview import router as search_preview
@@ -39,7 +40,7 @@ RESOURCES = tuple(
     value
     for module in (
         resources, models, queue, analysis, custom_search, search_preview, search_view, removal,
-        submitted_files, users,
+        submitted_files, users, media,
     )
     for value in map(vars(module).get, module.__all__)
     if isinstance(value, type) and issubclass(value, Resource)
@@ -58,6 +59,8 @@ TOLD = (
     removal.RemovedCheckpoint,
     models.Model,
     models.ModelVersion,
+    media.Media,
+    media.MediaName,
     submitted_files.EngineAnswer,
     submitted_files.EngineEntry,
     resources.Log,

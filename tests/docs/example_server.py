@@ -17,6 +17,7 @@ with zerolab.core.init() as context:
     lr = context.train.get_hparams()["lr"]
     for step in range(1, 11):
         context.train.report_training_metrics(step, {"loss": lr / step})
+    context.train.report_image("sample", [[0, 255], [255, 0]], 10)
     print("trained 10 batches")
     context.train.report_validation_metrics(10, {"loss": lr / 10})
     with context.checkpoint.store_path({"steps_completed": 10}) as (path, uuid):

@@ -13,6 +13,8 @@ from zerolab.contract.spec import RunSpec
 from zerolab.errors import TrialError
 from zerolab.registry import Registry
 from zerolab.replacements import NamesReplacements
+from zerolab.reports.media_reports import MediaReports
+from zerolab.reports.reporter import Reporter
 from zerolab.schema.section import suggest
 from zerotrial.data.devices import choose_device, to_device
 from zerotrial.engine_view import EngineView, ModelParallelUnit, make_data_parallel_mpu, view_of
@@ -32,7 +34,7 @@ TRIAL_PARTS: Registry[Any] = Registry("zerotrial.trial_parts", {})
 """Extensions that the context calls: ``metric_reducers`` has custom reducers."""
 
 
-class ZeroTrialContext(NamesReplacements):
+class ZeroTrialContext(MediaReports, NamesReplacements):
     """Interface of a trial's code to the platform.
 
     The harness or :func:`zerotrial.init` makes it. A trial gets it in ``__init__``.
@@ -65,8 +67,11 @@ class ZeroTrialContext(NamesReplacements):
         self._stop_requested = False
         self._tensorboard: SummaryWriter | None = None
         self._tensorboard_logging = True
+        self._warned_of_media = False
         self.run_directories: RunDirectories | None = None
         """Run directories of a script outside an experiment."""
+        self.reporter: Reporter | None = None
+        """The run's reporter, while it trains; None on all ranks but the chief."""
         self._batch: int | None = None  # set by the controller
         self._epoch_length: int | None = None
 
@@ -664,6 +669,15 @@ class ZeroTrialContext(NamesReplacements):
             True
         """
         return self._tensorboard_logging
+
+    def _media_reporter(self) -> Reporter | None:
+        if self.reporter is None and self.distributed.is_chief and not self._warned_of_media:
+            self._warned_of_media = True
+            logger.warning("media are discarded: the run has not begun, or has ended")
+        return self.reporter
+
+    def _media_step(self) -> int:
+        return self.get_initial_batch() if self._batch is None else self._batch + 1
 
     # For the controller
 

@@ -43,6 +43,7 @@ from zerolab.files import write_json
 from zerolab.launcher.interface import Launcher
 from zerolab.launcher.interpreter import interpreter_problem
 from zerolab.linux import usable_cores
+from zerolab.reports.media_files import deliver_media
 from zerolab.reports.sender import deliver
 
 __all__ = ["Run", "finish_run", "leftover_runs", "run_environment"]
@@ -58,6 +59,8 @@ _LONGEST_PAUSE_S = 2.0
 _FINAL_TAIL_LINES = 100
 _TRIES = 20
 """Attempts of a step that fails although the server responds; about 30 s."""
+_MEDIA_TRIES = 3
+"""Attempts to store media; object stores are retried within each. The run's slots are in use."""
 
 _STOPPED_EARLY = Outcome(EXIT_INFRASTRUCTURE, "the run was stopped before it started")
 
@@ -344,6 +347,7 @@ def finish_run(
         unread_hparams=read_unread(folder.path),
     )  # fmt: skip
     steps: dict[str, tuple[Callable[[], object], float]] = {
+        "media": (lambda: deliver_media(folder.path), _MEDIA_TRIES),
         "reports": (lambda: deliver(folder.path, client, run_id, folder.log), _TRIES),
         "logs": (lambda: shipper.ship(final=True), _TRIES),
         "outcome": (lambda: client.run_exited(run_id, end), math.inf),
@@ -359,8 +363,10 @@ def finish_run(
                 name,
                 error,
             )
-        except (ZerolabError, OSError):  # deliver as much as possible, above all the outcome
+        except (ZerolabError, OSError) as error:  # deliver the rest, above all the outcome
             logger.exception("run %d: could not deliver the %s", run_id, name)
+            if name == "media":  # logs are delivered later
+                folder.log(f"some media are not in the storage but in {folder.path}: {error}")
     try:
         write_json(folder.delivered, {"exit_code": outcome.exit_code})
     except OSError:  # the next agent then repeats the report, which has no effect

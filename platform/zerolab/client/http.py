@@ -1226,6 +1226,100 @@ class Client(Transport):
         path = f"{PREFIX}/checkpoints/{uuid}/file"
         yield from self._download(path, {"name": name, "first": first})
 
+    # -- media -------------------------------------------------------------------------------
+
+    def media_names(self, trial_id: int) -> list[Json]:
+        """List the names of a trial's media.
+
+        Args:
+            trial_id: Id of the trial.
+
+        Returns:
+            One dict per name: ``name``, ``type`` (``image``, ``table``, ``text``, ``histogram``,
+            ``audio`` or ``file``), ``count``, ``first_step``, ``last_step``, and ``size`` in bytes.
+
+        Raises:
+            NotFoundError: If the trial does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> [(entry["name"], entry["count"]) for entry in client.media_names(1)]
+            [('sample', 1)]
+        """
+        return self._unpaged_list(f"/trials/{trial_id}/media/names", "names")
+
+    def media(
+        self, trial_id: int, *, name: str | None = None, step: int | None = None
+    ) -> list[Json]:
+        """List the media of a trial, sorted by name, step and position.
+
+        Args:
+            trial_id: Id of the trial.
+            name: Only media of this name.
+            step: Only media of this step.
+
+        Returns:
+            One dict per medium: ``name``, ``step``, ``position``, ``type``, ``digest``, ``size``,
+            ``file_name``, ``metadata`` and ``time``.
+
+        Raises:
+            NotFoundError: If the trial does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.media(1, name="sample")[0]["file_name"]
+            'sample-10.png'
+        """
+        return self._list(f"/trials/{trial_id}/media", "media", {"name": name, "step": step})
+
+    def media_file(self, trial_id: int, digest: str) -> Iterator[bytes]:
+        """Stream the content of a medium.
+
+        Args:
+            trial_id: Id of the trial.
+            digest: ``digest`` of the medium; a histogram has none, as its ``metadata`` is all.
+
+        Yields:
+            Pieces of the file.
+
+        Raises:
+            NotFoundError: If the trial has no such medium, or its file is not stored (yet).
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> sample = client.media(1, name="sample")[0]
+            >>> len(b"".join(client.media_file(1, sample["digest"]))) == sample["size"]
+            True
+        """
+        yield from self._download(f"{PREFIX}/trials/{trial_id}/media/{digest}", {})
+
+    def delete_media(
+        self, trial_id: int, *, name: str | None = None, step: int | None = None
+    ) -> Json:
+        """Delete all media of an ended trial, or some of them.
+
+        Args:
+            trial_id: Id of the trial.
+            name: Only media of this name.
+            step: Only media of this step.
+
+        Returns:
+            ``count`` and ``size`` (bytes) of the deleted media.
+
+        Raises:
+            NotFoundError: If the trial does not exist.
+            ConflictError: If the trial has not ended.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.delete_media(2, name="sample")["count"]
+            1
+        """
+        selection = {"name": name, "step": step}
+        params = {key: value for key, value in selection.items() if value is not None}
+        response: Json = self._send("DELETE", f"/trials/{trial_id}/media", params=params).json()
+        return response
+
     def remove_checkpoints(
         self, uuids: Sequence[str], globs: Sequence[str] = (), *, dry_run: bool = False
     ) -> Json:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from zerolab.contract.media import MediaRecord
 from zerolab.contract.names import DEFAULT_POOL
 from zerolab.contract.spec import RunSpec
 
@@ -89,7 +90,7 @@ class CheckpointRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="check
     time: float
 
 
-Record = MetricsRecord | ProgressRecord | StateRecord | CheckpointRecord
+Record = MetricsRecord | ProgressRecord | StateRecord | CheckpointRecord | MediaRecord
 
 
 class ReportBatch(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@
 run.json                 everything that the ranks need (zerolab.contract.spec.RunSpec)
 model/                   this run's copy of the model directory; the ranks' working directory
 spool/                   reports that the server has not stored yet
+media/                   media that the storage does not have yet
 logs/rank_N.out, .err    output of rank N
 logs/agent.log           messages of the agent about the run
 logs/launcher.log        output of the launcher

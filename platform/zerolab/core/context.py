@@ -33,6 +33,7 @@ from zerolab.errors import (
 )
 from zerolab.ranks import OneRank, Ranks
 from zerolab.replacements import NamesReplacements
+from zerolab.reports.media_reports import MediaReports
 from zerolab.reports.reporter import METRICS_FILE, Reporter, json_metadata
 from zerolab.storage.store import CheckpointStore, Selector, list_files
 
@@ -44,8 +45,8 @@ Which = str | CheckpointRef
 """Checkpoint: its uuid, or :attr:`TrainContext.latest_checkpoint` itself."""
 
 
-class TrainContext(NamesReplacements):
-    """Hyperparameters and metrics of a trial: ``context.train``.
+class TrainContext(MediaReports, NamesReplacements):
+    """Hyperparameters, metrics and media of a trial: ``context.train``.
 
     Every rank may report; only the chief's reports count. System metrics of the chief's machine are
     reported with them. Those of other machines follow when the ranks communicate
@@ -212,6 +213,12 @@ class TrainContext(NamesReplacements):
         values = self._machines.named(samples)
         if values and self._reporter is not None and self._steps is not None:
             self._reporter.report_metrics("system", self._steps, values)
+
+    def _media_reporter(self) -> Reporter | None:
+        return self._reporter
+
+    def _media_step(self) -> int:
+        return self._steps or 0
 
     def report_progress(self, progress: float) -> None:
         """Report the progress of the training.

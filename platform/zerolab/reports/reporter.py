@@ -11,13 +11,21 @@ import operator
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from zerolab.client.http import Client
+from zerolab.contract.media import (
+    MAX_MEDIA,
+    MAX_MEDIA_BYTES,
+    MAX_POSITIONS,
+    MediaRecord,
+    media_name_problem,
+    media_problem,
+)
 from zerolab.contract.messages import (
     CheckpointRecord,
     MetricsRecord,
@@ -29,9 +37,12 @@ from zerolab.contract.messages import (
 from zerolab.contract.names import metric_name_problem
 from zerolab.contract.spec import RunSpec
 from zerolab.errors import ConfigError, one_line
+from zerolab.formatting import size_text
+from zerolab.reports.media_files import MEDIA_DIR, MediaFiles, MediaItem, MediaUploader
 from zerolab.reports.metrics_file import MetricsFile
 from zerolab.reports.sender import Sender, SpoolUploader
 from zerolab.reports.spool import SPOOL_DIR, Spool, SpoolReader
+from zerolab.storage.media import MediaStore
 
 __all__ = ["METRICS_FILE", "SPOOL_DIR", "Reporter", "json_metadata"]
 
@@ -61,11 +72,16 @@ class Reporter:
 
     def __init__(self, spec: RunSpec, *, longest_pause_s: float = 10.0) -> None:
         run_dir = Path(spec.run_dir)
+        self._spec = spec
         self._lock = threading.Lock()
         self._buffered: deque[bytes] = deque()
         self._invalid_names: set[str] = set()
         self._valid_names: set[str] = set()
         """Checked names of metrics and groups."""
+        self._media_files = MediaFiles(run_dir / MEDIA_DIR)
+        self._media_uploader: MediaUploader | None = None
+        self._media_count = self._media_bytes = 0
+        self._media_warnings: set[str] = set()
         self._sender: Sender | None = None
         self._sink: _Sink
         self.lost = 0
@@ -148,6 +164,66 @@ class Reporter:
         self._put(CheckpointRecord(uuid, steps, dict(resources), details, time.time()))
         self._wake()
 
+    def report_media(self, name: str, steps_completed: int, items: Sequence[MediaItem]) -> None:
+        """Report media of one name and step; they are on disk when this returns.
+
+        Media that cannot be stored are discarded with a warning: those with an invalid name, those
+        beyond the limits of a trial, and all if the disk is full.
+
+        Args:
+            name: 1 to 200 characters.
+            steps_completed: Batches (optimizer steps) completed; at least 0.
+            items: At most 1,000.
+
+        Raises:
+            ConfigError: If ``steps_completed`` is not a whole number of at least 0.
+        """
+        steps = _step_count(steps_completed)
+        if problem := media_name_problem(name):
+            self.warn_of_media(f"name: {problem}")
+        elif len(items) > MAX_POSITIONS:
+            problem = f"must be at most {MAX_POSITIONS:,} in one report, got {len(items):,}"
+            self.warn_of_media(f"media {name!r}: {problem}")
+        else:
+            try:
+                for position, item in enumerate(items):
+                    self._report_medium(name, steps, position, item)
+            except OSError as error:
+                self.warn_of_media(f"media: cannot be written: {error.strerror or error}")
+
+    def warn_of_media(self, problem: str) -> None:
+        """Log why media are discarded, once for each problem."""
+        if problem not in self._media_warnings and len(self._media_warnings) < _MAX_NAMES:
+            self._media_warnings.add(problem)
+            logger.warning("%s; the media are discarded, and training continues", problem)
+
+    def _report_medium(self, name: str, steps: int, position: int, item: MediaItem) -> None:
+        size = item.size
+        with self._lock:
+            count, total = self._media_count + 1, self._media_bytes + size
+            fits = count <= MAX_MEDIA and total <= MAX_MEDIA_BYTES
+            if fits:
+                self._media_count, self._media_bytes = count, total
+        if not fits:
+            limits = f"{MAX_MEDIA:,} and {size_text(MAX_MEDIA_BYTES)}"
+            self.warn_of_media(
+                f"media: must be at most {limits} in a trial, got more; report them less often"
+            )
+            return
+        metadata = json_metadata(item.metadata)
+        record = MediaRecord(
+            name, steps, item.type, "", size, time.time(), position, item.suffix, metadata
+        )
+        if problem := media_problem(record):
+            self.warn_of_media(f"media {name!r}: {problem}")
+            return
+        digest = self._media_files.write(item)
+        self._put(msgspec.structs.replace(record, digest=digest))
+        if self._sender is not None and self._media_uploader is None:
+            store, directory = MediaStore.of_run(self._spec), Path(self._spec.run_dir, MEDIA_DIR)
+            self._media_uploader = MediaUploader(directory, store, self.stale)
+            self._media_uploader.start()
+
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Upload all reports so far; return whether all of them arrived in time."""
         with self._lock:
@@ -166,8 +242,11 @@ class Reporter:
         with self._lock:
             self._flush_buffer()
             done = not self._buffered
+        ends_at = time.monotonic() + timeout_s
         if self._sender is not None:
             done = self._sender.finish(timeout_s) and done
+        if self._media_uploader is not None:
+            done = self._media_uploader.finish(max(0.0, ends_at - time.monotonic())) and done
         with self._lock:
             self._sink.close()
             self._sink = _ClosedSink()

@@ -401,6 +401,56 @@ export interface LoginLink {
   url: string;
 }
 
+/** Medium of a trial at a step. */
+export interface Media {
+  /** Name, the same at each step. */
+  name: string;
+  /** Number of batches that the trial had trained. */
+  step: number;
+  /** Index among the media of the same name and step. */
+  position: number;
+  /** Kind of the medium. */
+  type: "audio" | "file" | "histogram" | "image" | "table" | "text";
+  /** SHA-256 of the content, for the download; empty if `metadata` is the content. */
+  digest: string;
+  /** Size of the content in bytes. */
+  size: number;
+  /** Name of the downloaded file. */
+  file_name: string;
+  /** Caption, width and height, sample rate, or bins of a histogram. */
+  metadata: Record<string, unknown>;
+  /** Time of the report. */
+  time: string | null;
+}
+
+/** Name of media of a trial, with its totals. */
+export interface MediaName {
+  /** Name of the media. */
+  name: string;
+  /** Kind of the media. */
+  type: "audio" | "file" | "histogram" | "image" | "table" | "text";
+  /** Number of media. */
+  count: number;
+  /** First step. */
+  first_step: number;
+  /** Last step. */
+  last_step: number;
+  /** Size of all of them in bytes. */
+  size: number;
+}
+
+/** Response with the names of a trial's media, sorted. */
+export interface MediaNamePage {
+  names: Array<MediaName>;
+  next_after: null;
+}
+
+/** Response with a page of media, sorted by name, step and position. */
+export interface MediaPage {
+  media: Array<Media>;
+  next_after: string | null;
+}
+
 /** Metric that a trial has reported. */
 export interface MetricName {
   group: string;
@@ -572,6 +622,14 @@ export interface RemovedCheckpoint {
   files: Array<string>;
   /** Size of the removed files. */
   size_bytes: number;
+}
+
+/** Response to a deletion of media. */
+export interface RemovedMedia {
+  /** Number of deleted media. */
+  count: number;
+  /** Size of their content in bytes. */
+  size: number;
 }
 
 /** One continuous execution of a trial. */

@@ -10,10 +10,10 @@
 import { createContext } from "preact";
 import { useContext, useEffect, useState } from "preact/hooks";
 
-export const TABS = ["curves", "trials", "search", "hyperparameters", "checkpoints", "logs", "configuration", "code"] as const;
+export const TABS = ["curves", "trials", "search", "hyperparameters", "media", "checkpoints", "logs", "configuration", "code"] as const;
 export type Tab = (typeof TABS)[number];
 
-export const TRIAL_TABS = ["curves", "hyperparameters", "checkpoints", "logs", "runs", "engine"] as const;
+export const TRIAL_TABS = ["curves", "hyperparameters", "media", "checkpoints", "logs", "runs", "engine"] as const;
 export type TrialTab = (typeof TRIAL_TABS)[number];
 
 interface Plain {

@@ -257,7 +257,7 @@ class ExperimentService(Service):
         if self.checkpoints.delete_some(experiment_id, of_experiment):
             return False
         ids = self.work.raw(_SOME_TRIALS, (experiment_id, _TRIALS_AT_ONCE))
-        self.lifecycle.remove_trials([trial_id for (trial_id,) in ids])
+        self.lifecycle.remove_trials(experiment_id, [trial_id for (trial_id,) in ids])
         if len(ids) == _TRIALS_AT_ONCE:
             self.lifecycle.count_trials(experiment)
             return False

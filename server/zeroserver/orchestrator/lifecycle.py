@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from sqlalchemy import ColumnElement, func, select, text, update
 
 from zeroserver.orchestrator.checkpoints.checkpoint_service import CheckpointService
+from zeroserver.orchestrator.ingest.media_service import MediaService
 from zeroserver.orchestrator.orphans import OrphanService
 from zeroserver.orchestrator.search.warm_start import WarmStartService
 from zeroserver.orchestrator.service import Service, Uses
@@ -79,6 +80,7 @@ class LifecycleService(Service):
     """Moves, reopens, counts and deletes the rows of experiments and trials."""
 
     checkpoints = Uses(CheckpointService)
+    media = Uses(MediaService)
     orphans = Uses(OrphanService)
     warm_starts = Uses(WarmStartService)
 
@@ -270,8 +272,9 @@ class LifecycleService(Service):
             self.work.run(_COUNT, (0, len(ids), experiment.id))
         return len(ids) == _IDLE_AT_ONCE
 
-    def remove_trials(self, trial_ids: Sequence[int]) -> None:
-        """Delete trials with their runs and checkpoint rows."""
+    def remove_trials(self, experiment_id: int, trial_ids: Sequence[int]) -> None:
+        """Delete trials of an experiment with their runs, media and checkpoint rows."""
+        self.media.remove_files(experiment_id, trial_ids)
         self.orphans.add(trial_ids)
         keys = [(trial_id,) for trial_id in trial_ids]
         for statement in _REMOVE_TRIAL:

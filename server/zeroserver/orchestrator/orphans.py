@@ -1,4 +1,4 @@
-"""Removal of points and logs of trials without a row, in several transactions.
+"""Removal of points, logs and media of trials without a row, in several transactions.
 
 A deleted trial leaves them, or an import that was interrupted when its server stopped.
 """
@@ -37,11 +37,12 @@ _KEYS = {
     "points": "key_id, step",
     "rollups": "shift, key_id, bucket",
     "logs": "id",
+    "media": "name, step, position",
 }
 
 
 class OrphanService(Service):
-    """Removes points and logs of trials that have no row."""
+    """Removes points, logs and media of trials that have no row."""
 
     def forget_points(self, trial_id: int) -> None:
         """Delete all points and roll-ups of a trial."""
@@ -64,7 +65,7 @@ class OrphanService(Service):
         """Schedule removal of data that interrupted imports and deletions left."""
         deletions = self.work.orchestrator.deletions
         trial_ids: dict[int, None] = {}
-        for table in ("rollups", "logs"):
+        for table in ("rollups", "logs", "media"):
             rows = self.work.raw(_ORPHANS.format(table=table))
             trial_ids |= dict.fromkeys(trial_id for (trial_id,) in rows)
         new = trial_ids.keys() - deletions.importing

@@ -16,6 +16,7 @@ from zerolab.contract.spec import (
     RunSpec,
 )
 from zerolab.errors import StaleRunError
+from zeroserver.orchestrator.ingest.media_service import MediaService
 from zeroserver.orchestrator.lifecycle import LifecycleService
 from zeroserver.orchestrator.log_policies import Match
 from zeroserver.orchestrator.node_service import NodeService
@@ -47,6 +48,7 @@ class RunService(Service):
     """Creates runs on slots and directs them."""
 
     lifecycle = Uses(LifecycleService)
+    media = Uses(MediaService)
     nodes = Uses(NodeService)
     warm_starts = Uses(WarmStartService)
 
@@ -106,8 +108,9 @@ class RunService(Service):
     def assign(self, trial: TrialRow, slots: Mapping[int, Sequence[int]]) -> int | None:
         """Create a run of a trial on slots of one or several agents; return its id.
 
-        Deletes the points after the checkpoint from which it resumes, since it reports them again.
-        If there are too many for one transaction, returns None: call it again in another one.
+        Deletes the points and media after the checkpoint from which it resumes, since it reports
+        them again. If there are too many for one transaction, returns None: call it again in
+        another one.
         """
         experiment = self.work.experiment_of(trial)
         checkpoint = self._latest_checkpoint(trial)
@@ -124,6 +127,7 @@ class RunService(Service):
             self.work.orchestrator.queue.point_budget = 0
             return None
         self.work.orchestrator.queue.point_budget -= forgotten
+        self.media.forget_after(trial.id, last_kept_step)
         storage = self.work.storage_of(experiment.id)
         (agent_id, slot_ids), *other_nodes = slots.items()
         unit = experiment.slots_per_rank

@@ -136,6 +136,6 @@ class TrialService(Service):
         if self.checkpoints.delete_some(experiment_id, of_trial):
             return False
         self.warm_starts.forget_source(trial_id)
-        self.lifecycle.remove_trials([trial_id])
+        self.lifecycle.remove_trials(experiment_id, [trial_id])
         self.lifecycle.count_trials(experiment)
         return True

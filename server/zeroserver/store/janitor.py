@@ -47,9 +47,13 @@ class Chore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Files of the checkpoint; empty for all."""
     owner: str = ""
     """Owner of the unfinished checkpoints to remove, instead of a checkpoint's name."""
+    media: bool = False
+    """Remove the owner's media instead: those of ``files``, which are digests, or all."""
 
     def __str__(self) -> str:
         """Describe the chore without credentials."""
+        if self.media:
+            return f"media of {self.owner} in {self.storage.root}"
         if self.owner:
             return f"unfinished checkpoints of {self.owner} in {self.storage.root}"
         files = f"{len(self.files)} files of " if self.files else ""
@@ -156,6 +160,12 @@ class _Worker:
             self._forget(number)
 
     def _do(self, chore: Chore) -> None:
+        if chore.media:
+            from zerolab.storage.media import MediaStore
+
+            media = MediaStore(chore.storage, chore.owner)
+            media.remove(chore.files) if chore.files else media.remove_all()
+            return
         store = self._store(chore.storage)
         if chore.owner:
             store.sweep(chore.owner)

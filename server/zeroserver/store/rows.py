@@ -16,6 +16,7 @@ from zeroserver.store.schema import (
     checkpoints,
     experiments,
     logs,
+    media,
     models,
     run_nodes,
     runs,
@@ -30,6 +31,7 @@ __all__ = [
     "CheckpointRow",
     "ExperimentRow",
     "LogRow",
+    "MediaRow",
     "ModelRow",
     "NodeRow",
     "Reporting",
@@ -270,6 +272,23 @@ class LogRow(Row, frozen=True, gc=False):
     text: str
     time: float
     host: str | None
+
+
+class MediaRow(Row, frozen=True, gc=False):
+    """Row of the table ``media``."""
+
+    table: ClassVar[Table] = media
+
+    trial_id: int
+    name: str
+    step: int
+    position: int
+    type: str
+    digest: str
+    size: int
+    suffix: str
+    metadata: str
+    time: float
 
 
 class ModelRow(Row, frozen=True, gc=False):

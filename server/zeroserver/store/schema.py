@@ -35,6 +35,7 @@ __all__ = [
     "chores",
     "experiments",
     "logs",
+    "media",
     "metadata",
     "metric_keys",
     "model_versions",
@@ -52,7 +53,7 @@ __all__ = [
     "users",
 ]
 
-HEAD = "0018"
+HEAD = "0019"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -362,6 +363,23 @@ logs = Table(
     Index("ix_logs_trial", "trial_id", "id"),
     Index("ix_logs_experiment", "experiment_id", "id"),
     sqlite_autoincrement=True,
+)
+
+media = Table(  # the content is in the checkpoint storage
+    "media",
+    metadata,
+    Column("trial_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("position", Integer, primary_key=True, autoincrement=False),  # among those of a step
+    Column("type", String(16), nullable=False),
+    Column("digest", String(64), nullable=False),  # SHA-256; empty: metadata is the content
+    Column("size", BigInteger, nullable=False),
+    Column("suffix", String(40), nullable=False),
+    Column("metadata", Text, nullable=False),
+    Column("time", Double, nullable=False),
+    Index("ix_media_digest", "trial_id", "digest", "size"),  # covers the totals of a trial
+    sqlite_with_rowid=False,
 )
 
 checkpoints = Table(

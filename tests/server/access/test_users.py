@@ -114,7 +114,7 @@ def test_every_route_for_every_user(team: tuple[Server, dict[str, str]]) -> None
     uuid = checkpoint(10).uuid
     names = {"experiment_id": "1", "trial_id": "1", "uuid": uuid, "name": "digits", "user": "ann",
              "token_id": "1", "run_id": "1", "agent_id": "1", "action": "pause", "kind": "pool",
-             "name:path": "default", "version": "1"}  # fmt: skip
+             "name:path": "default", "version": "1", "digest": "0" * 64}  # fmt: skip
     guard = Guard(
         _answer, services.keys, services.settings, server.app.router.routes,
         has_ended=services.open_runs.has_ended, ownership=services.ownership,

@@ -42,7 +42,7 @@ class Session:
         self._reporter: Reporter | None = None
         self._poller: DirectivePoller | SigtermFlag
         if context.distributed.is_chief:
-            self._reporter = Reporter(spec)
+            self._reporter = context.reporter = Reporter(spec)
             self._poller = DirectivePoller(spec, self._reporter.stale)
         else:
             self._poller = SigtermFlag()
@@ -69,6 +69,7 @@ class Session:
             stop_reason: Why the loop ended; ``None`` after a failure.
         """
         self._context.close()
+        self._context.reporter = None
         if isinstance(self._poller, DirectivePoller):
             self._poller.close()
         else:

@@ -16,6 +16,7 @@ import { Curves } from "./curves";
 import { Edit } from "./edit";
 import { Hyperparameters } from "./hyperparameters";
 import { Logs, slots } from "./logs";
+import { Media } from "./media";
 import { useRegistry } from "./registry/register";
 import { Search } from "./search";
 import { Code } from "./submitted/code";
@@ -93,6 +94,7 @@ export function Experiment({ id, route }: { id: number; route: OfExperiment }) {
       )}
       {tab === "search" && <Search row={e} trials={trials.value} at={at} tick={ticks.trial} />}
       {tab === "hyperparameters" && <Hyperparameters row={e} trials={trials.value} at={at} tick={ticks.trial} />}
+      {tab === "media" && <Media trials={withMedia(e, trials.value, route.trials)} tick={ticks.trial} />}
       {tab === "checkpoints" && <Checkpoints path={path} experiment={id} tick={ticks.checkpoint} chosen={route.trials} registry={registry} />}
       {tab === "logs" && (
         <Logs
@@ -121,6 +123,15 @@ function raw(id: number, tab: Tab): string {
     code: "/files",
   };
   return `/experiments/${id}${parts[tab] ?? ""}`;
+}
+
+/** Most trials whose media are shown beside each other. */
+const MOST_BESIDE = 6;
+
+/** The chosen trials; else the best one and the first others. */
+function withMedia(row: Row, trials: Seen[], chosen: number[]): number[] {
+  const ids = chosen.length > 0 ? chosen : [...new Set([row.best_trial_id ?? 0, ...trials.map((trial) => trial.id)])].filter(Boolean).slice(0, 3);
+  return ids.slice(0, MOST_BESIDE);
 }
 
 /** What is shown where the address names no view: curves, or the log of what never trained. */
@@ -197,7 +208,7 @@ function Head({ row, connected, refresh }: { row: Row; connected: boolean; refre
               act={() => remove(path).then(() => window.location.replace("#/"))}
               final
               title={`delete experiment ${row.id}?`}
-              ask="Its metrics, logs and checkpoints are deleted. This cannot be undone."
+              ask="Its metrics, media, logs and checkpoints are deleted. This cannot be undone."
             >
               delete
             </Ask>

@@ -14,6 +14,7 @@ import { address, modelAddress, trialAddress, type TrialTab, TRIAL_TABS } from "
 import { Checkpoints, Saved } from "./checkpoints";
 import { Board } from "../chart/board";
 import { Logs, slots } from "./logs";
+import { Media } from "./media";
 import { Engine } from "./submitted/engine";
 import { useRegistry, type Version } from "./registry/register";
 
@@ -104,6 +105,7 @@ function Known({ trial, row, tab, refresh, update }: Props) {
         />
       )}
       {shown === "hyperparameters" && <Hyperparameters trial={trial} row={row} />}
+      {shown === "media" && <Media trials={[trial.id]} tick={ticks.trial} />}
       {shown === "checkpoints" && <Checkpoints path={`/trials/${trial.id}`} experiment={row.id} tick={ticks.checkpoint} chosen={[]} registry={registry} />}
       {shown === "logs" && <Logs path={`/trials/${trial.id}`} tick={ticks.log} ranks={slots(row)} several={false} />}
       {shown === "engine" && <Engine trial={trial.id} />}
@@ -113,7 +115,7 @@ function Known({ trial, row, tab, refresh, update }: Props) {
 }
 
 /** Where the REST API tells what a view shows, behind the trial's own address. */
-const RAW: Record<TrialTab, string> = { curves: "/metrics", hyperparameters: "", checkpoints: "/checkpoints", logs: "/logs", runs: "/runs", engine: "/engine" };
+const RAW: Record<TrialTab, string> = { curves: "/metrics", hyperparameters: "", media: "/media", checkpoints: "/checkpoints", logs: "/logs", runs: "/runs", engine: "/engine" };
 
 /** What is wrong with a trial, or why it does not run. */
 function Noticed({ trial, row }: Both) {
@@ -154,7 +156,7 @@ function Deeds({ trial, row, refresh }: Both & { refresh: () => void }) {
           act={() => remove(`/trials/${trial.id}`).then(() => window.location.replace(address(row.id)))}
           final
           title={`delete trial ${trial.id}?`}
-          ask="Its metrics, logs and checkpoints are deleted. This cannot be undone."
+          ask="Its metrics, media, logs and checkpoints are deleted. This cannot be undone."
         >
           delete
         </Ask>

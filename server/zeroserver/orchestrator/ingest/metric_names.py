@@ -134,7 +134,7 @@ class MetricNameService(Service):
                 raise ConfigError("metrics file", warning)
             return accepted
         for text in warning:
-            self._warn_once(trial_id, text)
+            self.warn_once(trial_id, text)
         return accepted
 
     def forget_unused(self, unused: set[int]) -> None:
@@ -150,7 +150,7 @@ class MetricNameService(Service):
         self.work.many("DELETE FROM metric_keys WHERE id = ?", [(key,) for key in deleted])
         self.cache.keys.forget(deleted)
 
-    def _warn_once(self, trial_id: int, text: str) -> None:
+    def warn_once(self, trial_id: int, text: str) -> None:
         """Write a warning into a trial's log, once for each run and kind of problem."""
         trial = self.work.find(TrialRow, trial_id)
         key = (trial.run_id or 0, text.partition(":")[0])

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import update
 
+from zerolab.contract.media import MediaRecord
 from zerolab.contract.messages import (
     CheckpointRecord,
     MetricsRecord,
@@ -20,6 +21,7 @@ from zeroserver.orchestrator.checkpoints.checkpoint_service import (
     check_checkpoint,
 )
 from zeroserver.orchestrator.exit_service import missing_metric_error
+from zeroserver.orchestrator.ingest.media_service import MediaService
 from zeroserver.orchestrator.ingest.metric_names import MetricNameService
 from zeroserver.orchestrator.ingest.values import PointReader, check_times, stored_number
 from zeroserver.orchestrator.run_service import RunService, shown_activity
@@ -37,6 +39,8 @@ __all__ = ["ReportService", "best_of", "split_reports"]
 
 _VALUES = 4000
 """Number of values that one transaction stores: some 100 ms of the writer."""
+_MEDIUM = 20
+"""Number of values that a medium counts as."""
 _HEAVY = 200
 """Number of values that a validation or checkpoint counts as, since it is processed further."""
 
@@ -48,6 +52,7 @@ class _BatchSummary(msgspec.Struct):
     steps: int = 0
     changes: dict[str, Any] = msgspec.field(default_factory=dict)
     """Columns of the trial to update."""
+    media: list[MediaRecord] = msgspec.field(default_factory=list)
     notable: list[MetricsRecord | CheckpointRecord] = msgspec.field(default_factory=list)
     """Validations and checkpoints, which need further processing."""
 
@@ -64,6 +69,7 @@ class ReportService(Service):
     checkpoints = Uses(CheckpointService)
     warm_starts = Uses(WarmStartService)
     metric_names = Uses(MetricNameService)
+    media = Uses(MediaService)
 
     def store(self, run_id: int, batch: ReportBatch) -> int:
         """Store the new records of a batch; return the number of the last stored record.
@@ -84,6 +90,8 @@ class ReportService(Service):
             return stored
         summary = self._read(run.trial_id, fresh)
         store_points(self.work, run.trial_id, summary.points)
+        if summary.media:
+            self.media.store(run.trial_id, summary.media)
         if summary.steps > run.steps_completed:
             statement = "UPDATE trials SET steps_completed = ? WHERE id = ?"
             self.work.run(statement, (summary.steps, run.trial_id))
@@ -116,6 +124,8 @@ class ReportService(Service):
             elif isinstance(record, CheckpointRecord):
                 check_checkpoint(record)
                 summary.notable.append(record)
+            elif isinstance(record, MediaRecord):
+                summary.media.append(record)
             else:
                 summary.changes["activity"] = shown_activity(record.state)
         return summary
@@ -250,13 +260,20 @@ def split_reports(batch: ReportBatch) -> Iterator[ReportBatch]:
     """Split a batch into parts small enough for one database transaction each."""
     first, weight = 0, 0
     for index, record in enumerate(batch.records):
-        plain = isinstance(record, MetricsRecord) and record.group != "validation"
-        weight += len(record.values) if plain else _HEAVY  # type: ignore[union-attr]
+        weight += _weight(record)
         if weight >= _VALUES:
             yield ReportBatch(batch.first + first, batch.records[first : index + 1])
             first, weight = index + 1, 0
     if first < len(batch.records) or not batch.records:
         yield ReportBatch(batch.first + first, batch.records[first:])
+
+
+def _weight(record: Record) -> int:
+    """Return the cost of storing a record, in values."""
+    if isinstance(record, MediaRecord):
+        return _MEDIUM
+    plain = isinstance(record, MetricsRecord) and record.group != "validation"
+    return len(record.values) if plain else _HEAVY  # type: ignore[union-attr]
 
 
 def _missing(metric: str, record: MetricsRecord) -> str:

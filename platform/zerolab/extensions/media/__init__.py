@@ -1,0 +1,1 @@
+"""Conversion of images, tables, texts, histograms, audio and files for reports."""

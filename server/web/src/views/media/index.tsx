@@ -1,0 +1,25 @@
+/** The media of trials, loaded with the first look at them: most pages show none. */
+
+import type { FunctionComponent } from "preact";
+import { useEffect, useState } from "preact/hooks";
+
+import { Problem } from "../../parts";
+
+export interface MediaProps {
+  /** Ids of the trials, beside each other. */
+  trials: number[];
+  tick: number;
+}
+
+export function Media(props: MediaProps) {
+  const [View, setView] = useState<FunctionComponent<MediaProps> | null>(null);
+  const [problem, setProblem] = useState("");
+  useEffect(() => {
+    import("./panels").then(
+      (loaded) => setView(() => loaded.Panels),
+      () => setProblem("The view could not be loaded; reload the page."),
+    );
+  }, []);
+  if (View !== null) return <View {...props} />;
+  return problem ? <Problem text={problem} /> : <p class="muted">Loading…</p>;
+}
