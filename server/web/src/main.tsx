@@ -16,6 +16,7 @@ import { Experiment } from "./views/experiment";
 import { Experiments } from "./views/experiments";
 import { Model, Models } from "./views/registry/models";
 import { Trial } from "./views/trial";
+import { useCaller, Users } from "./views/users";
 
 /** Nothing of an experiment stays; one who is not signed in gets an error from the next request. */
 function signOut(): void {
@@ -32,6 +33,7 @@ function Version() {
 function Page() {
   const route = useRoute();
   const theme = useTheme();
+  const caller = useCaller();
   return (
     <Choices.Provider value={route.choices}>
       <header class="bar">
@@ -48,6 +50,11 @@ function Page() {
           <a href="#/models" aria-current={route.page === "models" ? "page" : undefined}>
             Models
           </a>
+          {caller?.shared && (
+            <a href="#/users" aria-current={route.page === "users" ? "page" : undefined}>
+              Users
+            </a>
+          )}
           <a href="/docs/">
             Docs <Version />
           </a>
@@ -55,6 +62,11 @@ function Page() {
         <span class="end">
           <Select name="theme" value={theme} options={THEMES} choose={choose} />
         </span>
+        {caller?.shared && (
+          <small class="muted wide-only" title={`role: ${caller.role}`}>
+            {caller.user}
+          </small>
+        )}
         <button type="button" class="bare" onClick={signOut}>
           Sign out
         </button>
@@ -70,6 +82,7 @@ function View({ route }: { route: Route }) {
   if (route.page === "list") return <Experiments />;
   if (route.page === "cluster") return <Cluster />;
   if (route.page === "models") return <Models />;
+  if (route.page === "users") return <Users />;
   if (route.page === "model") return <Model key={route.name} name={route.name} />;
   if (route.page === "trial") return <Trial key={route.id} id={route.id} tab={route.tab} />;
   if (route.page === "compare") return <Compare ids={route.ids} />;

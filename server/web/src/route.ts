@@ -18,7 +18,7 @@ export type TrialTab = (typeof TRIAL_TABS)[number];
 
 interface Plain {
   /** What is shown; an address that names nothing is said to. */
-  page: "list" | "cluster" | "models" | "unknown";
+  page: "list" | "cluster" | "models" | "users" | "unknown";
 }
 
 interface OfModel {
@@ -65,6 +65,7 @@ function shown(path: string): Plain | OfModel | OfExperiment | OfTrial | OfSever
   if (path === "" || path === "/") return { page: "list" };
   if (/^\/cluster\/?$/.test(path)) return { page: "cluster" };
   if (/^\/models\/?$/.test(path)) return { page: "models" };
+  if (/^\/users\/?$/.test(path)) return { page: "users" };
   const model = MODEL.exec(path)?.[1];
   if (model) return { page: "model", name: model };
   const numbers = (text: string | undefined) => (text ?? "").split(",").filter(Boolean).map(Number);

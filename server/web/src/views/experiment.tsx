@@ -235,6 +235,7 @@ function Overview({ row, trials, tick }: { row: Row; trials: Seen[]; tick: numbe
   return (
     <Facts
       rows={[
+        ...(row.owner !== null ? ([["owner", row.owner]] as [string, string][]) : []),
         ["progress", <Progress value={row.progress} />],
         ...(row.metric
           ? ([

@@ -14,6 +14,7 @@ import { Badge, Cell, ENDED, Labels, Problem, Progress, Raw, Select, Table, Time
 import type { Experiment, ExperimentColumns, Info, MetricName } from "../resources";
 import { address, compareAddress, useChoice } from "../route";
 import { type Column, Heads, measured, sorted, useOrder } from "../sorting";
+import { useCaller } from "./users";
 
 const MOST_ROWS = 500;
 
@@ -38,6 +39,8 @@ interface Shown extends Column<Experiment> {
 const took = (e: Experiment) => (e.started_at === null ? null : (seconds(e.ended_at) ?? Date.now()) - seconds(e.started_at)!);
 
 const NAME = "name";
+/** Shown as soon as there are several users. */
+const OWNER = "owner";
 
 /** Columns that are shown unless the reader says otherwise; the name always is. */
 const COLUMNS: Shown[] = [
@@ -54,6 +57,7 @@ const COLUMNS: Shown[] = [
       </>
     ),
   },
+  { name: OWNER, value: (e) => e.owner, cell: (e) => e.owner },
   { name: "state", value: (e) => e.state, cell: (e) => <Badge of={e} /> },
   { name: "progress", value: (e) => e.progress, cell: (e) => <Progress value={e.progress} /> },
   { name: "trials", value: (e) => e.num_trials, falling: true, kind: "figure", cell: (e) => number(e.num_trials) },
@@ -149,13 +153,16 @@ export function Experiments() {
   const [text, setText] = useChoice("find");
   const [state, setState] = useChoice("state");
   const [archived, setArchived] = useChoice("archived");
+  const [mine, setMine] = useChoice("mine");
+  const caller = useCaller();
   const list = useLoaded("experiments", () => all<Experiment>("/experiments", "experiments"));
   const [tick, setTick] = useState(0);
   const names = useLoaded("metrics", () => get<ExperimentColumns>("/experiments/columns").then((answer) => answer.names), useCalm(tick));
   const columns = useColumns("experiments", (name) => USUAL.includes(name));
   const metrics = useMetrics(names.value ?? [], columns.shown, tick);
   const more = useMemo(() => [...MORE, ...own(list.value ?? [])], [list.value]);
-  const known = [...COLUMNS, ...more, ...metrics.columns];
+  const shared = list.value?.some((e) => e.owner !== null) ?? false;
+  const known = [...COLUMNS.filter(({ name }) => shared || name !== OWNER), ...more, ...metrics.columns];
   const [order, sort] = useOrder(known, { name: "id", falling: true });
   const heads = known.filter(({ name }) => name === NAME || columns.shown(name));
   const [ticked, setTicked] = useState(new Set<number>());
@@ -176,9 +183,10 @@ export function Experiments() {
   const inState = STATES.find(([name]) => name === state)?.[2] ?? (() => true);
   const found = list.value
     .filter((e) => archived !== "" || !e.archived)
+    .filter((e) => mine === "" || caller === null || e.owner === null || e.owner === caller.user)
     .filter(inState)
     .filter((e) => {
-      const known = [e.id, e.name, e.state, e.searcher_name, ...e.labels].join(" ").toLowerCase();
+      const known = [e.id, e.name, e.owner ?? "", e.state, e.searcher_name, ...e.labels].join(" ").toLowerCase();
       return words.every((word) => known.includes(word));
     });
   const hidden = list.value.filter((e) => e.archived).length;
@@ -211,6 +219,11 @@ export function Experiments() {
               onInput={(e) => setText(e.currentTarget.value)}
             />
             <Select name="state" value={state} options={STATES.map(([name, label]) => [name, label])} choose={setState} />
+            {shared && (
+              <label>
+                <input type="checkbox" checked={mine !== ""} onChange={(e) => setMine(e.currentTarget.checked ? "1" : "")} /> Mine
+              </label>
+            )}
             {hidden > 0 && (
               <label>
                 <input type="checkbox" checked={archived !== ""} onChange={(e) => setArchived(e.currentTarget.checked ? "1" : "")} />{" "}

@@ -12,12 +12,13 @@ import { address, modelAddress, trialAddress } from "../../route";
 import { Measured } from "../checkpoints";
 import { readModels } from "./register";
 
-const HEADS = ["model", "description", "versions", "latest version", "latest metrics", "added"];
+const HEADS = ["model", "owner", "description", "versions", "latest version", "latest metrics", "added"];
 const VERSION_HEADS = ["version", "checkpoint", "trial", "batch", "size", "validation", "notes", "registered", ""];
 
 export function Models() {
   const list = useLoaded("/models", readModels);
   if (list.value === null) return list.error ? <Problem text={list.error} /> : <p class="muted">Loading…</p>;
+  const shared = list.value.some((model) => model.owner !== null);
   return (
     <>
       {list.error && <Problem text={list.error} />}
@@ -34,9 +35,9 @@ export function Models() {
           <code>zerolab model register-version</code>. Registered checkpoints are not deleted by retention policies.
         </div>
       ) : (
-        <Table head={HEADS.map((name) => <th key={name}>{name}</th>)}>
+        <Table head={HEADS.filter((name) => shared || name !== "owner").map((name) => <th key={name}>{name}</th>)}>
           {list.value.map((model) => (
-            <Line key={model.name} model={model} />
+            <Line key={model.name} model={model} shared={shared} />
           ))}
         </Table>
       )}
@@ -44,13 +45,14 @@ export function Models() {
   );
 }
 
-function Line({ model }: { model: Row }) {
+function Line({ model, shared }: { model: Row; shared: boolean }) {
   const newest = model.versions.at(-1);
   return (
     <tr>
       <Cell kind="name">
         <a href={modelAddress(model.name)}>{model.name}</a>
       </Cell>
+      {shared && <Cell name="owner">{model.owner}</Cell>}
       <Cell name="description">{model.description}</Cell>
       <Cell name="versions" kind="figure">
         {number(model.versions.length)}
