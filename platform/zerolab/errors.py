@@ -19,6 +19,7 @@ __all__ = [
     "StorageError",
     "TrialError",
     "UnreachableError",
+    "WaitTimeoutError",
     "ZerolabError",
     "is_storage_failure",
     "one_line",
@@ -125,6 +126,15 @@ class UnreachableError(ZerolabError):
         ... except zerolab.errors.UnreachableError:
         ...     print("start one with `zerolab up`")
         start one with `zerolab up`
+    """
+
+
+class WaitTimeoutError(ZerolabError, TimeoutError):
+    """An experiment has not ended within the time that a client waits.
+
+    Example:
+        >>> issubclass(zerolab.errors.WaitTimeoutError, TimeoutError)
+        True
     """
 
 

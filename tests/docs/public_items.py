@@ -43,6 +43,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "zerotrial.loop.fit_result": ("FitResult", "History", "SavedCheckpoint", "Series"),
     "zerolab": ("Client",),
     "zerolab.client.archive": ("pack", "unpack"),
+    "zerolab.client.objects": tuple(importlib.import_module("zerolab.client.objects").__all__),
     "zerolab.client.search": ("serve",),
     "zerolab.config": (
         "BatchSizes",
@@ -144,6 +145,8 @@ INTERNAL = (
     "zerotrial.engine.progress.Progress.return_to_boundary",
     "zerotrial.engine.progress.Progress.state_dict",
     "zerotrial.engine.progress.Progress.window",
+    "zerolab.client.objects.MetricsTable",  # made by metrics()
+    "zerolab.client.objects.ServerObject",  # made by the client
     "zerolab.config.EngineConfig.batch_problem",
     "zerolab.config.EngineConfig.layout_problem",
     "zerolab.config.EngineConfig.sums_micro_batches",

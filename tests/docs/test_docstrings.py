@@ -20,7 +20,9 @@ NAMES = {"torch": torch, "zerolab": zerolab, "zerotrial": zerotrial}
 example = doctest.DocTestParser().get_examples(zerotrial.Trainer.__doc__)[0].source
 exec(example, NAMES)
 CLIENT = [
-    item for item in ITEMS if item.name.startswith(("zerolab.Client", "zerolab.client.search"))
+    item
+    for item in ITEMS
+    if item.name.startswith(("zerolab.Client", "zerolab.client.search", "zerolab.client.objects"))
 ]
 
 

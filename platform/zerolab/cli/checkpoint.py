@@ -75,7 +75,7 @@ def list_checkpoints(
     with connect() as client:
         checkpoints = client.experiment_checkpoints(experiment_id)
     if trial is not None:
-        checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint["trial_id"] == trial]
+        checkpoints[:] = [item for item in checkpoints if item["trial_id"] == trial]
     if as_json:
         print_json(checkpoints)
         return

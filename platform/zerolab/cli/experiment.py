@@ -1,5 +1,6 @@
 """Command group ``zerolab experiment``."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -129,7 +130,7 @@ def ps(
         print_message("no experiment is running; `zerolab experiment list` lists all")
 
 
-def _print_experiments(experiments: list[dict[str, Any]]) -> None:
+def _print_experiments(experiments: Sequence[dict[str, Any]]) -> None:
     shared = any(experiment.get("owner") for experiment in experiments)
     rows = [
         (

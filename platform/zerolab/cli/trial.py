@@ -1,6 +1,6 @@
 """Command group ``zerolab trial``."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -149,7 +149,7 @@ def describe(trial_id: TrialId, as_json: AsJson = False) -> None:
     )
 
 
-def _run_lines(runs: list[dict[str, Any]]) -> list[str]:
+def _run_lines(runs: Sequence[dict[str, Any]]) -> list[str]:
     """Describe the latest runs of a trial, one per line."""
     omitted = len(runs) - _SHOWN_RUNS
     lines = [f"{omitted} earlier; --json lists all"] if omitted > 0 else []

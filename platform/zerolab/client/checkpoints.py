@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from zerolab.client.http import Client
+from zerolab.client.objects.interface import ClientMethods
 from zerolab.contract.names import resources_problem
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
 from zerolab.files import write_atomic
@@ -17,12 +17,12 @@ __all__ = ["download_checkpoint"]
 
 
 def download_checkpoint(
-    client: Client, uuid: str, directory: str | Path, globs: Sequence[str] = ()
+    client: ClientMethods, uuid: str, directory: str | Path, globs: Sequence[str] = ()
 ) -> int:
     """Download a checkpoint's files; complete files are not downloaded again.
 
     Args:
-        client: Client of the checkpoint's server.
+        client: ClientMethods of the checkpoint's server.
         uuid: Uuid of the checkpoint, or its first characters.
         directory: New, empty, or with an earlier copy of the same checkpoint.
         globs: Patterns of the files to download; empty for all.
@@ -71,7 +71,7 @@ def _check_directory(directory: Path, uuid: str) -> None:
     )
 
 
-def _copy(client: Client, source: tuple[str, str], target: Path, record: FileRecord) -> None:
+def _copy(client: ClientMethods, source: tuple[str, str], target: Path, record: FileRecord) -> None:
     uuid, name = source
     target.parent.mkdir(parents=True, exist_ok=True)
     if _fits(target, record):

@@ -10,7 +10,25 @@ from urllib.parse import quote
 
 import msgspec
 
-from zerolab.client.transport import PREFIX, Event, Json, Transport, parse_events, resource
+from zerolab.client.objects import (
+    Agent,
+    Checkpoint,
+    Experiment,
+    Model,
+    ObjectList,
+    Run,
+    Trial,
+)
+from zerolab.client.objects.metrics_table import MetricSeries
+from zerolab.client.transport import (
+    PREFIX,
+    Event,
+    Json,
+    Transport,
+    drop_none,
+    parse_events,
+    resource,
+)
 from zerolab.contract.messages import (
     MSGPACK,
     AgentLeave,
@@ -36,9 +54,12 @@ class Client(Transport):
 
     Use it in a ``with`` block, or call :meth:`close`.
 
-    A method returns the JSON resource of the REST reference as a dictionary. Times are texts in ISO
-    8601, UTC. Metric values that are not finite are the texts ``NaN``, ``Infinity`` and
-    ``-Infinity``.
+    Experiments, trials, runs, checkpoints, models and agents are objects with attributes and
+    methods: ``client.experiment(1).wait().best_trial().hparams``. They are also the JSON resources
+    of the REST reference: ``client.experiment(1)["state"]``. Other methods return dictionaries.
+
+    In a dictionary, times are texts in ISO 8601, UTC, and metric values that are not finite are the
+    texts ``NaN``, ``Infinity`` and ``-Infinity``. Attributes are times and numbers.
 
     Every method raises :class:`UnreachableError` if the server does not respond,
     :class:`ForbiddenError` if the token is not accepted, and otherwise the error of
@@ -58,8 +79,8 @@ class Client(Transport):
 
     Example:
         >>> with zerolab.Client() as client:
-        ...     for trial in client.trials(1, sort="metric", limit=1):
-        ...         print(trial["id"], trial["hparams"], trial["best_validation"])
+        ...     trial = client.experiment(1).wait().best_trial()
+        ...     print(trial.id, trial.hparams, trial.best_validation)
         1 {'lr': 0.1} 0.01
     """
 
@@ -79,7 +100,7 @@ class Client(Transport):
         """
         return self.get("/info")
 
-    def agents(self) -> list[Json]:
+    def agents(self) -> ObjectList[Agent]:
         """List the agents and their slots.
 
         Returns:
@@ -92,7 +113,7 @@ class Client(Transport):
             >>> [slot["device"] for slot in client.agents()[0]["slots"]]
             ['cpu', 'cpu']
         """
-        return self._unpaged_list("/agents", "agents")
+        return ObjectList(Agent(self, item) for item in self._unpaged_list("/agents", "agents"))
 
     def agent_action(self, agent_id: int, action: str, **options: Any) -> Json:
         """Disable or enable an agent, or some of its slots.
@@ -290,7 +311,7 @@ class Client(Transport):
         """
         self._send("DELETE", _path("quotas", kind, name))
 
-    def models(self) -> list[Json]:
+    def models(self) -> ObjectList[Model]:
         """List the models of the registry, with their versions.
 
         Returns:
@@ -301,9 +322,9 @@ class Client(Transport):
             >>> client.models()
             []
         """
-        return self._unpaged_list("/models", "models")
+        return ObjectList(Model(self, item) for item in self._unpaged_list("/models", "models"))
 
-    def model(self, name: str) -> Json:
+    def model(self, name: str) -> Model:
         """Read one model of the registry.
 
         Args:
@@ -323,9 +344,9 @@ class Client(Transport):
             >>> client.model("reader")["versions"]
             []
         """
-        return resource(self.get(_path("models", name)), "model")
+        return Model(self, resource(self.get(_path("models", name)), "model"))
 
-    def create_model(self, name: str, description: str = "") -> Json:
+    def create_model(self, name: str, description: str = "") -> Model:
         """Add a model without versions to the registry.
 
         Args:
@@ -344,9 +365,10 @@ class Client(Transport):
             >>> client.create_model("digits", "Reads handwritten digits")["name"]
             'digits'
         """
-        return resource(self.post("/models", {"name": name, "description": description}), "model")
+        response = self.post("/models", {"name": name, "description": description})
+        return Model(self, resource(response, "model"))
 
-    def register_version(self, name: str, checkpoint: str, notes: str = "") -> Json:
+    def register_version(self, name: str, checkpoint: str, notes: str = "") -> Model:
         """Make a checkpoint the next version of a model.
 
         Retention then keeps the checkpoint.
@@ -372,7 +394,8 @@ class Client(Transport):
             1
         """
         body = {"checkpoint": checkpoint, "notes": notes}
-        return resource(self.post(_path("models", name, "versions"), body), "model")
+        response = self.post(_path("models", name, "versions"), body)
+        return Model(self, resource(response, "model"))
 
     def remove_version(self, name: str, version: int) -> None:
         """Remove a version from the registry; its checkpoint stays.
@@ -613,7 +636,7 @@ class Client(Transport):
         *,
         activate: bool = True,
         test: bool = False,
-    ) -> Json:
+    ) -> Experiment:
         """Submit an experiment and its model directory.
 
         Args:
@@ -659,7 +682,45 @@ class Client(Transport):
             data={"config": text},
             files={"archive": ("model.tar.gz", content, "application/gzip")},
         )
-        return resource(response.json(), "experiment")
+        return Experiment(self, resource(response.json(), "experiment"))
+
+    def submit(
+        self,
+        source: str | Path | bytes | Mapping[str, str | bytes],
+        config: Mapping[str, Any],
+        *,
+        activate: bool = True,
+        test: bool = False,
+    ) -> Experiment:
+        """Submit code and a configuration as an experiment.
+
+        Args:
+            source: Directory with the model's code, an archive of
+                :func:`zerolab.client.archive.pack`, or a mapping of file names to contents.
+            config: Content of the experiment file.
+            activate: Start it; otherwise it is paused.
+            test: Run one batch, one validation and one checkpoint only.
+
+        Returns:
+            The experiment.
+
+        Raises:
+            ConfigError: If the code or ``config`` is invalid, with all problems.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> config = {
+            ...     "name": "from-a-text",
+            ...     "entrypoint": "python train.py",
+            ...     "searcher": {"name": "single"},
+            ... }
+            >>> client.submit({"train.py": "print('training')"}, config).name
+            'from-a-text'
+        """
+        from zerolab.client.submission import read_source
+
+        archive, config = read_source(source, config)
+        return self.create_experiment(config, archive, activate=activate, test=test)
 
     def preview(self, config: Mapping[str, Any], **times: float | None) -> Json:
         """Estimate a search's trials and cost (dry run).
@@ -773,7 +834,7 @@ class Client(Transport):
         """
         return resource(self.get(f"/experiments/{experiment_id}/searcher"), "searcher")
 
-    def experiments(self, **filters: str | int | bool | None) -> list[Json]:
+    def experiments(self, **filters: str | int | bool | None) -> ObjectList[Experiment]:
         """List experiments, the newest first.
 
         Args:
@@ -792,9 +853,10 @@ class Client(Transport):
             >>> [experiment["name"] for experiment in client.experiments(state="COMPLETED")]
             ['digits']
         """
-        return self._list("/experiments", "experiments", filters)
+        items = self._list("/experiments", "experiments", filters)
+        return ObjectList(Experiment(self, item) for item in items)
 
-    def experiment(self, experiment_id: int) -> Json:
+    def experiment(self, experiment_id: int) -> Experiment:
         """Return an experiment by its id.
 
         Args:
@@ -815,9 +877,10 @@ class Client(Transport):
             >>> experiment["state"], experiment["num_trials"], experiment["best_validation"]
             ('COMPLETED', 2, 0.01)
         """
-        return resource(self.get(f"/experiments/{experiment_id}"), "experiment")
+        response = self.get(f"/experiments/{experiment_id}")
+        return Experiment(self, resource(response, "experiment"))
 
-    def patch_experiment(self, experiment_id: int, **changes: Any) -> Json:
+    def patch_experiment(self, experiment_id: int, **changes: Any) -> Experiment:
         """Change an experiment's name, description, labels or notes.
 
         Args:
@@ -838,7 +901,8 @@ class Client(Transport):
             ['baseline']
         """
         path = f"/experiments/{experiment_id}"
-        return resource(self._send("PATCH", path, json=changes).json(), "experiment")
+        response = self._send("PATCH", path, json=changes).json()
+        return Experiment(self, resource(response, "experiment"))
 
     def delete_experiment(self, experiment_id: int) -> None:
         """Delete an experiment that has ended, with everything that belongs to it.
@@ -862,7 +926,7 @@ class Client(Transport):
 
     def experiment_action(
         self, experiment_id: int, action: str, body: Mapping[str, Any] | None = None
-    ) -> Json:
+    ) -> Experiment:
         """Pause, activate, cancel, kill, continue, archive, unarchive or fork an experiment.
 
         Args:
@@ -885,19 +949,19 @@ class Client(Transport):
             'digits-2'
         """
         response = self.post(f"/experiments/{experiment_id}/{action}", body)
-        return resource(response, "experiment")
+        return Experiment(self, resource(response, "experiment"))
 
-    def trials(self, experiment_id: int, **filters: str | int | bool | None) -> list[Json]:
+    def trials(self, experiment_id: int, **filters: Any) -> ObjectList[Trial]:
         """List the trials of an experiment, the oldest first.
 
         Args:
             experiment_id: Id of the experiment.
             filters: ``state``, ``archived`` (bool), ``sort`` (``metric`` for the best first, or a
-                column such as ``-hparams.lr``), ``where`` (conditions as JSON), ``limit``.
+                column such as ``-hparams.lr``), ``where`` (conditions, as for
+                :meth:`Experiment.trials <zerolab.client.objects.Experiment.trials>`), ``limit``.
 
         Returns:
-            One dict per trial, as in :meth:`trial`. ``pandas.json_normalize`` makes a table of
-            them.
+            The trials, as in :meth:`trial`; ``to_pandas()`` makes a table of them.
 
         Raises:
             NotFoundError: If the experiment does not exist.
@@ -908,9 +972,12 @@ class Client(Transport):
             >>> [(trial["hparams"]["lr"], trial["best_validation"]) for trial in client.trials(1)]
             [(0.1, 0.01), (0.2, 0.02)]
         """
-        return self._list(f"/experiments/{experiment_id}/trials", "trials", filters)
+        if not isinstance(filters.get("where"), str | None):
+            filters["where"] = msgspec.json.encode(filters["where"], enc_hook=_to_json).decode()
+        items = self._list(f"/experiments/{experiment_id}/trials", "trials", filters)
+        return ObjectList(Trial(self, item) for item in items)
 
-    def trial(self, trial_id: int) -> Json:
+    def trial(self, trial_id: int) -> Trial:
         """Return a trial by its id.
 
         Args:
@@ -930,11 +997,11 @@ class Client(Transport):
             >>> client.trial(1)["steps_completed"]
             10
         """
-        return resource(self.get(f"/trials/{trial_id}"), "trial")
+        return Trial(self, resource(self.get(f"/trials/{trial_id}"), "trial"))
 
     def trial_action(
         self, trial_id: int, action: str, body: Mapping[str, Any] | None = None
-    ) -> Json:
+    ) -> Trial | Experiment:
         """Pause, activate, cancel, kill, continue, archive, unarchive or fork one trial.
 
         Args:
@@ -956,7 +1023,9 @@ class Client(Transport):
             True
         """
         response = self.post(f"/trials/{trial_id}/{action}", body)
-        return resource(response, "experiment" if action == "fork" else "trial")
+        if action == "fork":
+            return Experiment(self, resource(response, "experiment"))
+        return Trial(self, resource(response, "trial"))
 
     def delete_trial(self, trial_id: int) -> None:
         """Delete a trial and all its data; its experiment must have ended.
@@ -978,7 +1047,7 @@ class Client(Transport):
         """
         self._send("DELETE", f"/trials/{trial_id}")
 
-    def kill_trial(self, trial_id: int) -> Json:
+    def kill_trial(self, trial_id: int) -> Trial:
         """Stop a trial immediately, without a checkpoint.
 
         A trial that has ended stays unchanged.
@@ -998,7 +1067,7 @@ class Client(Transport):
             >>> client.kill_trial(trial["id"])["state"]
             'CANCELED'
         """
-        return self.trial_action(trial_id, "kill")
+        return Trial(self, self.trial_action(trial_id, "kill"))
 
     def metric_names(self, trial_id: int) -> list[Json]:
         """List the metrics that a trial has reported.
@@ -1082,7 +1151,43 @@ class Client(Transport):
         path = f"{PREFIX}/experiments/{experiment_id}/metrics/export"
         yield from self._download(path, params)
 
-    def experiment_checkpoints(self, experiment_id: int) -> list[Json]:
+    def metric_series(
+        self,
+        experiment_id: int,
+        group: str | None = None,
+        names: Sequence[str] = (),
+        trial_id: int | None = None,
+    ) -> Iterator[MetricSeries]:
+        """Stream the points of an experiment's metrics, some thousand at a time.
+
+        Args:
+            experiment_id: Id of the experiment.
+            group: ``training``, ``validation`` or ``system``; None for all.
+            names: Names of the metrics; all by default.
+            trial_id: Only this trial of the experiment; None for all.
+
+        Yields:
+            Points of one metric of one trial: ``trial_id``, ``group``, ``name``, ``steps``,
+            ``values``, ``times`` (seconds since 1970), and ``problem`` if the server cannot read
+            the points. A long metric has several.
+
+        Raises:
+            NotFoundError: If the experiment does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> [series.values for series in client.metric_series(1, "validation")]
+            [[0.01], [0.02]]
+        """
+        path = f"{PREFIX}/experiments/{experiment_id}/metrics/export"
+        params: dict[str, Any] = {"format": "columns", "group": group, "name": list(names)}
+        params["trial_id"] = trial_id
+        decoder = msgspec.json.Decoder(MetricSeries)
+        with self._stream(path, params=drop_none(params)) as response:
+            for line in response.iter_lines():
+                yield decoder.decode(line)
+
+    def experiment_checkpoints(self, experiment_id: int) -> ObjectList[Checkpoint]:
         """List the checkpoints of an experiment.
 
         Args:
@@ -1099,7 +1204,7 @@ class Client(Transport):
             >>> sum(checkpoint["size_bytes"] for checkpoint in client.experiment_checkpoints(1))
             14
         """
-        return self._list(f"/experiments/{experiment_id}/checkpoints", "checkpoints")
+        return self._checkpoints(f"/experiments/{experiment_id}/checkpoints")
 
     def checkpoint_totals(self, experiment_id: int) -> tuple[int, int]:
         """Return the number of an experiment's checkpoints, and their size.
@@ -1121,7 +1226,7 @@ class Client(Transport):
         page = self.get(f"/experiments/{experiment_id}/checkpoints", limit=1)
         return int(page["count"]), int(page["size_bytes"])
 
-    def trial_checkpoints(self, trial_id: int) -> list[Json]:
+    def trial_checkpoints(self, trial_id: int) -> ObjectList[Checkpoint]:
         """List the checkpoints of a trial.
 
         Args:
@@ -1138,7 +1243,10 @@ class Client(Transport):
             >>> client.trial_checkpoints(1)[0]["steps_completed"]
             10
         """
-        return self._list(f"/trials/{trial_id}/checkpoints", "checkpoints")
+        return self._checkpoints(f"/trials/{trial_id}/checkpoints")
+
+    def _checkpoints(self, path: str) -> ObjectList[Checkpoint]:
+        return ObjectList(Checkpoint(self, item) for item in self._list(path, "checkpoints"))
 
     def best_checkpoint(self, experiment_id: int) -> Json:
         """Return the best checkpoint of an experiment.
@@ -1181,7 +1289,7 @@ class Client(Transport):
         """
         return resource(self.get(f"/trials/{trial_id}/best-checkpoint"), "best_checkpoint")
 
-    def checkpoint(self, uuid: str) -> Json:
+    def checkpoint(self, uuid: str) -> Checkpoint:
         """Return a checkpoint by its uuid.
 
         Args:
@@ -1201,7 +1309,7 @@ class Client(Transport):
             >>> client.checkpoint(uuid)["resources"]
             {'model.txt': 7}
         """
-        return resource(self.get(_path("checkpoints", uuid)), "checkpoint")
+        return Checkpoint(self, resource(self.get(_path("checkpoints", uuid)), "checkpoint"))
 
     def checkpoint_file(self, uuid: str, name: str, first: int = 0) -> Iterator[bytes]:
         """Stream a file of a checkpoint.
@@ -1374,7 +1482,7 @@ class Client(Transport):
         """
         return self.post(f"/experiments/{experiment_id}/gc", {**policy, "dry_run": dry_run})
 
-    def runs(self, trial_id: int) -> list[Json]:
+    def runs(self, trial_id: int) -> ObjectList[Run]:
         """List the runs of a trial, the oldest first.
 
         Args:
@@ -1393,7 +1501,8 @@ class Client(Transport):
             >>> [(run["state"], run["exit_code"]) for run in client.runs(1)]
             [('EXITED', 0)]
         """
-        return self._unpaged_list(f"/trials/{trial_id}/runs", "runs")
+        items = self._unpaged_list(f"/trials/{trial_id}/runs", "runs")
+        return ObjectList(Run(self, item) for item in items)
 
     def trial_logs(self, trial_id: int, **filters: str | int | None) -> Json:
         """Return a page of a trial's log lines.
@@ -1470,7 +1579,7 @@ class Client(Transport):
         with self._stream(PREFIX + path, headers=headers, endless=True) as response:
             yield from parse_events(response.iter_lines())
 
-    def import_metrics(self, content: bytes) -> Json:
+    def import_metrics(self, content: bytes) -> Experiment:
         """Import the metrics file of a run without a server.
 
         Args:
@@ -1492,7 +1601,7 @@ class Client(Transport):
         """
         headers = {"Content-Type": "application/x-ndjson"}
         response = self._send("POST", "/import", content=content, headers=headers)
-        return resource(response.json(), "experiment")
+        return Experiment(self, resource(response.json(), "experiment"))
 
     # -- agents ------------------------------------------------------------------------------
 

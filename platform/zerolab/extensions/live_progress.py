@@ -3,6 +3,7 @@
 import math
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +132,7 @@ class _ProgressPoller:
                 raise
         return self._last
 
-    def _displayed_trials(self, experiment_state: str) -> list[dict[str, Any]]:
+    def _displayed_trials(self, experiment_state: str) -> Sequence[dict[str, Any]]:
         """Return the first running trials, or else waiting ones; there may be thousands."""
         for state in ("RUNNING", "QUEUED"):
             trials = self._client.trials(self._experiment_id, state=state, limit=_SHOWN_TRIALS)

@@ -5,16 +5,17 @@ import csv
 import io
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
+from fastapi import Query
 from sqlalchemy import Connection, select
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from zerolab.contract.flatten import safe_cell
 from zeroserver.access.routes import ACCESS, VIEWER
-from zeroserver.api.common import IdPath
+from zeroserver.api.common import IdPath, Whole
 from zeroserver.api.queries import metric_names
 from zeroserver.api.strict_route import resource_router
 from zeroserver.api.trials import Group
@@ -51,6 +52,16 @@ Rows = list[tuple[Any, ...]]
 """Step, value and time."""
 
 
+class _Selection(NamedTuple):
+    """Points of an export."""
+
+    trial_ids: Sequence[int]
+    group: str | None
+    """Group of the metrics; None for all."""
+    names: frozenset[str]
+    """Names of the metrics; empty for all."""
+
+
 class Part(msgspec.Struct, frozen=True):
     """Points of one series, or the problem that ended it."""
 
@@ -73,13 +84,13 @@ class _Line(msgspec.Struct, gc=False):
     time_s: float | str
 
 
-def _ndjson(database: Database, trial_ids: Sequence[int], group: str | None) -> Iterator[bytes]:
+def _ndjson(database: Database, selection: _Selection) -> Iterator[bytes]:
     """Yield one JSON object per line; ``time_s`` is in seconds since 1970.
 
     A series that cannot be read yields a line with ``problem``.
     """
     encode = msgspec.json.Encoder().encode_lines
-    for page in _pages(database, trial_ids, group):
+    for page in _pages(database, selection):
         lines: list[_Line | dict[str, Any]] = []
         for part in page:
             trial_id, of, name = part.trial_id, part.group, part.name
@@ -93,10 +104,46 @@ def _ndjson(database: Database, trial_ids: Sequence[int], group: str | None) -> 
         yield encode(lines)
 
 
-def _csv(database: Database, trial_ids: Sequence[int], group: str | None) -> Iterator[bytes]:
+class _Columns(msgspec.Struct, omit_defaults=True):
+    """Line of the columns format: points of one series."""
+
+    trial_id: int
+    group: str | None
+    name: str | None
+    steps: list[int]
+    values: list[float | str]
+    times: list[float | str]
+    problem: str | None = None
+
+
+def _columns(database: Database, selection: _Selection) -> Iterator[bytes]:
+    """Yield one JSON object per series and page, with lists of steps, values and times.
+
+    It is several times faster to write and to read than one object per point.
+    """
+    encode = msgspec.json.Encoder().encode_lines
+    for page in _pages(database, selection):
+        lines = []
+        for part in page:
+            steps, values, times = zip(*part.rows, strict=True) if part.rows else ((), (), ())
+            lines.append(
+                _Columns(
+                    part.trial_id,
+                    part.group,
+                    part.name,
+                    list(steps),
+                    list(map(json_number, values)),
+                    list(map(json_number, times)),
+                    part.problem,
+                )
+            )
+        yield encode(lines)
+
+
+def _csv(database: Database, selection: _Selection) -> Iterator[bytes]:
     """Yield a CSV file with a header; read failures appear in the value column."""
     yield (",".join(_CSV_HEADER) + "\r\n").encode()
-    for page in _pages(database, trial_ids, group):
+    for page in _pages(database, selection):
         text = io.StringIO()
         for part in page:
             cells = (part.trial_id, safe_cell(part.group or ""), safe_cell(part.name or ""))
@@ -108,18 +155,18 @@ def _csv(database: Database, trial_ids: Sequence[int], group: str | None) -> Ite
         yield text.getvalue().encode()
 
 
-def _pages(database: Database, trial_ids: Sequence[int], group: str | None) -> Iterator[list[Part]]:
+def _pages(database: Database, selection: _Selection) -> Iterator[list[Part]]:
     """Yield pages of some thousand points.
 
     A connection is open only while a page is read. A slow client therefore holds neither a
     connection nor an old snapshot of the database.
     """
-    cursor = _Cursor(deque(trial_ids))
+    cursor = _Cursor(deque(selection.trial_ids))
     while cursor.trials or cursor.series:
         page: list[Part] = []
         try:
             with database.read() as connection:
-                _fill(page, connection, cursor, group)
+                _fill(page, connection, cursor, selection)
         except StoreError as error:  # the response has started, so the status cannot change
             page.append(cursor.skip(str(error)))
             if not error.damaged:
@@ -151,15 +198,19 @@ class _Cursor(msgspec.Struct):
         self.series.clear()
 
 
-def _fill(page: list[Part], connection: Connection, cursor: _Cursor, group: str | None) -> None:
+def _fill(page: list[Part], connection: Connection, cursor: _Cursor, selection: _Selection) -> None:
     """Add some thousand points to the page; points before a failure stay in it."""
     room = _PAGE_POINTS
     while room > 0 and (cursor.trials or cursor.series):
         if not cursor.series:
             trial_id = cursor.trials[0]
-            names = metric_names(connection, trial_id, group)
+            names = metric_names(connection, trial_id, selection.group)
             cursor.trials.popleft()
-            cursor.series.extend((key, (trial_id, of, name)) for key, of, name in names)
+            cursor.series.extend(
+                (key, (trial_id, of, name))
+                for key, of, name in names
+                if not selection.names or name in selection.names
+            )
             room -= _QUERY_COST
             continue
         key_id, series = cursor.series[0]
@@ -211,6 +262,8 @@ _EXPORT: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/x-ndjson": {}, "text/csv": {}}, "description": "Every point."}
 }
 
+_WRITERS = {"ndjson": _ndjson, "csv": _csv, "columns": _columns}
+
 
 @router.get(
     "/{experiment_id}/metrics/export",
@@ -220,16 +273,24 @@ _EXPORT: dict[int | str, dict[str, Any]] = {
 async def export_metrics(
     services: ServicesDep,
     experiment_id: IdPath,
-    format: Literal["ndjson", "csv"] = "ndjson",  # noqa: A002 - name of the query parameter
+    format: Literal["ndjson", "csv", "columns"] = "ndjson",  # noqa: A002 - name of the query parameter
     group: Group = None,
+    name: Annotated[
+        list[str] | None, Query(max_length=1000, description="Metric; may be repeated.")
+    ] = None,
+    *,
+    trial_id: Annotated[Whole | None, Query(description="Only this trial.")] = None,
 ) -> StreamingResponse:
     """Stream every metric point of an experiment."""
     trial_ids = await services.read(lambda connection: _trials_of(connection, experiment_id))
-    write = _ndjson if format == "ndjson" else _csv
-    rows = write(services.database, trial_ids, group)
-    media = {"ndjson": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}[format]
-    name = f'attachment; filename="experiment-{experiment_id}.{format}"'
-    headers = {"Content-Disposition": name}
+    if trial_id is not None:
+        trial_ids = [trial_id] if trial_id in trial_ids else []
+    selection = _Selection(trial_ids, group, frozenset(name or ()))
+    rows = _WRITERS[format](services.database, selection)
+    media = "text/csv; charset=utf-8" if format == "csv" else "application/x-ndjson"
+    extension = "csv" if format == "csv" else "ndjson"
+    file_name = f'attachment; filename="experiment-{experiment_id}.{extension}"'
+    headers = {"Content-Disposition": file_name}
     return _ExportResponse(services.part(_Turns), rows, media_type=media, headers=headers)
 
 
