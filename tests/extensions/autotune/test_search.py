@@ -115,6 +115,22 @@ def test_candidates_are_measured_again_with_more_steps() -> None:
     assert {run[0] for run in by_rung[2]} <= {run[0] for run in by_rung[1]}
 
 
+def test_survivors_are_not_stopped_early() -> None:
+    """A machine that becomes slower during the search must not drop the best candidates."""
+    profile = make_profile()
+    machine = Machine(profile)
+
+    def measure(candidate: Candidate, rung: int, steps: int, limit_s: float | None) -> Result:
+        machine.noise = (3.0 * rung,)
+        return machine.measure(candidate, rung, steps, limit_s)
+
+    search = Search(make_space(profile), profile, measure)
+    best = search.run()
+    assert best is not None
+    assert best.candidate == machine.best_of_grid(make_space(profile))
+    assert len(best.results) == 3
+
+
 def test_out_of_memory_drops_larger_candidates() -> None:
     profile = make_profile(limit=5)
     machine = Machine(profile)

@@ -266,7 +266,9 @@ class Search:
 
     def _run(self, entry: Entry, rung: int) -> None:
         best = self._best()
-        limit = None if best is None or self._metric == "memory" else 2 * best.step_s
+        # Survivors are measured completely: a disturbance must not drop the best of them.
+        stops_early = rung == 0 and self._metric != "memory" and best is not None
+        limit = 2 * best.step_s if stops_early and best is not None else None
         result = self._measure(entry.candidate, rung, self._rungs[rung], limit)
         entry.results.append(result)
         entry.reason = result.reason
