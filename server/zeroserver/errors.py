@@ -185,6 +185,10 @@ def _requirement(error: Mapping[str, Any]) -> str:
     requirement, count = _SHOULD.subn("must ", str(error["msg"]))
     if not count:
         requirement = requirement[:1].lower() + requirement[1:]
+    from zerolab.contract.secret_text import is_secret_name  # startup does not need it
+
+    if is_secret_name(str(error["loc"][-1])):
+        return requirement
     value = repr(error["input"])
     return f"{requirement}, got {value if len(value) <= 80 else value[:77] + '...'}"
 

@@ -561,6 +561,28 @@ class Client(Transport):
         body = {key: value for key, value in changes.items() if value is not None}
         return resource(self._send("PATCH", _path("users", name), json=body).json(), "user")
 
+    def set_password(self, user: str, password: str | None, *, current: str | None = None) -> None:
+        """Set the password with which a user signs in on the web page.
+
+        All browser sessions of the user end.
+
+        Args:
+            user: Name of the user.
+            password: At least 12 characters; None for no sign-in with a password.
+            current: Current password, needed with a token that expires.
+
+        Raises:
+            ConfigError: If the password is too short.
+            ForbiddenError: If the current password is needed and wrong.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.set_password("admin", "correct horse battery")
+            >>> client.set_password("admin", None)
+        """
+        body = {"password": password, "current_password": current}
+        self._send("PUT", f"{_path('users', user)}/password", json=body)
+
     def tokens(self, user: str | None = None) -> list[Json]:
         """List the API tokens of a user, without their secrets.
 

@@ -15,7 +15,7 @@ async function ask(method: string, path: string, body?: unknown): Promise<Respon
   const headers: Record<string, string> = { Accept: "application/json" };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const sent = body === undefined ? null : JSON.stringify(body);
-  const answer = await fetch(`/api/v1${path}`, { method, headers, body: sent });
+  const answer = await fetch(path.startsWith("/login") ? path : `/api/v1${path}`, { method, headers, body: sent });
   if (!answer.ok) {
     const body: Partial<ErrorAnswer> | null = await answer.json().catch(() => null);
     throw new ApiError(answer.status, body?.error?.message ?? `${answer.status} ${answer.statusText}`);
@@ -34,6 +34,9 @@ export const get = <T>(path: string): Promise<T> => call<T>("GET", path);
 export const remove = (path: string): Promise<void> => call<void>("DELETE", path);
 export const patch = <T>(path: string, body: unknown): Promise<T> => call<T>("PATCH", path, body);
 export const post = <T>(path: string, body?: unknown): Promise<T> => call<T>("POST", path, body);
+
+/** Sign this browser in; the server sets a cookie. */
+export const signIn = (user: string, password: string): Promise<void> => post<void>("/login", { user, password });
 
 /** All pages of a listing, at most `most` rows. */
 export async function all<T>(path: string, key: string, most = 10_000): Promise<T[]> {

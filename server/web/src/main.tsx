@@ -16,7 +16,7 @@ import { Experiment } from "./views/experiment";
 import { Experiments } from "./views/experiments";
 import { Model, Models } from "./views/registry/models";
 import { Trial } from "./views/trial";
-import { useCaller, Users } from "./views/users";
+import { useCaller, Users } from "./views/users/users";
 
 /** Nothing of an experiment stays; one who is not signed in gets an error from the next request. */
 function signOut(): void {

@@ -3,6 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
+import { signIn } from "./api";
 import { Now } from "./dialog";
 import { ago, clock, number } from "./format";
 import { LOGIN } from "./live";
@@ -65,6 +66,7 @@ export function Problem({ text, kind = "bad", children }: ProblemProps) {
       <div class="notice" role="alert">
         <b>Not signed in.</b> Run <code>zerolab open</code> in a terminal and open the link that it prints. The link works
         once.
+        <SignIn />
       </div>
     );
   }
@@ -72,6 +74,37 @@ export function Problem({ text, kind = "bad", children }: ProblemProps) {
     <div class={`notice ${kind}`} role="alert">
       {text.includes("\n") ? <pre tabIndex={0}>{text}</pre> : text} {children}
     </div>
+  );
+}
+
+/** For users with a password; `zerolab open` needs none. */
+function SignIn() {
+  const [user, setUser] = useState("");
+  const [password, setPassword] = useState("");
+  const [problem, setProblem] = useState("");
+  const submit = (event: Event) => {
+    event.preventDefault();
+    signIn(user, password).then(
+      () => window.location.reload(),
+      (failed: Error) => setProblem(failed.message),
+    );
+  };
+  return (
+    <details>
+      <summary>Sign in with a password</summary>
+      <form onSubmit={submit}>
+        <label class="field">
+          User
+          <input required autocomplete="username" value={user} onInput={(e) => setUser(e.currentTarget.value.trim())} />
+        </label>
+        <label class="field">
+          Password
+          <input required type="password" autocomplete="current-password" value={password} onInput={(e) => setPassword(e.currentTarget.value)} />
+        </label>
+        {problem && <p class="warn">{problem}</p>}
+        <button type="submit">Sign in</button>
+      </form>
+    </details>
   );
 }
 

@@ -147,6 +147,8 @@ class Guard:
         cookie = _cookie(headers, self._keys.cookie) if bearer is None else None
         principal = self._keys.identify(bearer, cookie)
         if path in OPEN_PATHS or path.startswith(_OPEN_PREFIXES):
+            if method not in _SAFE:  # no other page may sign a browser in as somebody else
+                self._check_origin(scope["scheme"], headers)
             return principal
         if principal == NOBODY:
             msg = "a valid token is needed: send it as `Authorization: Bearer TOKEN`"

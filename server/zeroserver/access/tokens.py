@@ -133,14 +133,20 @@ class TokenStore:
         entry = self._codes.pop(code, None)
         if entry is None or entry.expires_at < time.monotonic():
             return None
-        creator = entry.creator
+        return self._open_session(entry.creator, entry.epoch)
+
+    def session_of(self, user_id: int) -> str:
+        """Return the value of a cookie for a user who has signed in with a password."""
+        return self._open_session(Principal("user", user_id=user_id), self._epoch(user_id))
+
+    def _open_session(self, creator: Principal, epoch: int) -> str:
         session = str(
             _Session(
                 int(time.time() + self.session_s),
                 secrets.token_hex(8),
                 creator.session,
                 creator.user_id,
-                entry.epoch,
+                epoch,
                 creator.token_id,
             )
         )

@@ -63,6 +63,7 @@ class UserRow(Row, frozen=True, gc=False):
     role: Literal["viewer", "member", "admin"]
     active: int
     created_at: float
+    password: str | None
 
 
 class TokenRow(Row, frozen=True, gc=False):

@@ -53,7 +53,7 @@ __all__ = [
     "users",
 ]
 
-HEAD = "0019"
+HEAD = "0020"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -84,6 +84,7 @@ users = Table(  # never deleted, since experiments belong to them
     Column("role", String(16), nullable=False),
     Column("active", Integer, nullable=False, server_default="1"),
     Column("created_at", Double, nullable=False),
+    Column("password", Text, nullable=True),  # argon2id hash; NULL: no sign-in with a password
     sqlite_autoincrement=True,
 )
 

@@ -21,7 +21,7 @@ __all__ = ["ADMIN", "UserDirectory", "digest_of", "new_token"]
 _PREFIX = "zlu_"
 """Prefix of API tokens, by which scanners of leaked secrets recognize them."""
 
-ADMIN = UserRow(1, "admin", "admin", 1, 0.0)
+ADMIN = UserRow(1, "admin", "admin", 1, 0.0, None)
 """The first user: always an active administrator, who has the token of the installation."""
 
 
@@ -124,6 +124,11 @@ class UserDirectory:
         if token is None or (token.expires_at is not None and token.expires_at <= time.time()):
             return None
         return token
+
+    def expiry_of(self, token_id: int) -> float | None:
+        """Return the end of a token's validity; None if it has none or there is no such token."""
+        token = self._tokens.get(token_id)
+        return None if token is None else token.expires_at
 
     def find_token(self, text: str) -> TokenRow | None:
         """Return the valid token with this text, and record its use; None if there is none."""

@@ -23,7 +23,7 @@ OF_MEMBERS = {"POST /experiments", "POST /import", "POST /models", "POST /checkp
               "POST /experiments/{experiment_id}/fork", "POST /trials/{trial_id}/fork"}  # fmt: skip
 """Routes without an owner that create something, or check owners in the body."""
 OWN_ACCOUNT = {"GET /users/{user}/tokens", "POST /users/{user}/tokens",
-               "DELETE /users/{user}/tokens/{token_id}"}  # fmt: skip
+               "DELETE /users/{user}/tokens/{token_id}", "PUT /users/{user}/password"}  # fmt: skip
 HIDDEN = {"GET /experiments/{experiment_id}/archive"}
 """Routes that read and need the owner."""
 
@@ -92,6 +92,8 @@ def expected(route: str, access: Access, caller: str) -> bool:
         return short in OWN_ACCOUNT | {"GET /trials/{trial_id}/runs"} and caller == "ann"
     if short in ANYBODY:
         return True
+    if route == "POST /login":
+        return True
     if short in OWN_ACCOUNT | HIDDEN:
         return caller == "ann"
     if method == "GET":
@@ -135,7 +137,7 @@ def test_every_route_for_every_user(team: tuple[Server, dict[str, str]]) -> None
                         if caller == "old" and kind == "browser":
                             continue
                         headers = (
-                            {"Authorization": f"Bearer {token}"}
+                            {"Authorization": f"Bearer {token}", **ORIGIN}
                             if kind == "token"
                             else {name: text for name, text in browsers[caller].items() if text}
                         )
@@ -165,7 +167,8 @@ def test_access_table_has_no_gap(sqlite_server: Server) -> None:
         )
         if method != "GET" and is_owned and short not in OF_MEMBERS:
             assert access.owned is not None, route
-        if method != "GET" and "/runs/" not in path and short not in ANYBODY | OWN_ACCOUNT:
+        is_free = short in ANYBODY | OWN_ACCOUNT | {"POST /login"} or "/runs/" in path
+        if method != "GET" and not is_free:
             assert RANKS[access.role] > RANKS["viewer"], route
     served = {
         f"{method} {route.path}"  # type: ignore[attr-defined]
@@ -388,6 +391,57 @@ def test_logout_with_token_ends_own_sessions_only(sqlite_server: Server) -> None
         for headers in (of_ann, of_admin)
     ]
     assert codes == [401, 200]
+
+
+def sign_in(server: Server, user: str, password: str, **headers: str) -> httpx.Response:
+    """Sign in on the page; the browser gets no cookie."""
+    body = {"user": user, "password": password}
+    response = server.http.post("/login", json=body, headers=ORIGIN | headers)
+    server.http.cookies.clear()
+    return response  # type: ignore[no-any-return]
+
+
+def test_password_signs_a_browser_in(server: Server) -> None:
+    add_user(server, "ann", "member")
+    old = session_of(server, new_token(server, "ann"))
+    path, password = "/users/ann/password", "correct horse battery"
+    server.request("PUT", path, json={"password": password})
+    assert server.http.get(f"{PREFIX}/info", headers=old).status_code == 401
+    ((stored,),) = server.sql("SELECT password FROM users WHERE name = 'ann'")
+    assert stored.startswith("$argon2id$")
+    assert stored not in server.http.get(f"{PREFIX}/users").text
+    response = sign_in(server, "ann", password)
+    assert (response.status_code, "HttpOnly" in response.headers["Set-Cookie"]) == (204, True)
+    cookie = {"Cookie": response.headers["Set-Cookie"].partition(";")[0], "Authorization": ""}
+    assert server.http.get(f"{PREFIX}/whoami", headers=cookie).json()["user"] == "ann"
+    assert sign_in(server, "ann", password, Origin="http://evil.example").status_code == 403
+    unknown, wrong = (sign_in(server, name, "x" * 12) for name in ("nobody", "ann"))
+    assert unknown.status_code == wrong.status_code == 403
+    assert unknown.json() == wrong.json()
+    short = server.http.put(PREFIX + path, json={"password": "short"})
+    assert (short.status_code, "short" in short.text) == (422, False)
+    server.request("PATCH", "/users/ann", json={"active": False})
+    assert sign_in(server, "ann", password).status_code == 403
+
+
+def test_password_change_needs_the_current_one(sqlite_server: Server) -> None:
+    server = sqlite_server
+    expiring = add_user(server, "ann", "member", 3600.0)
+    path, first, second = "/users/ann/password", "correct horse battery", "another long one"
+    assert ask(server, expiring, "PUT", path, json={"password": first}).status_code == 403
+    assert ask(server, new_token(server, "ann"), "PUT", path, json={"password": first}).is_success
+    body = {"password": second, "current_password": first}
+    assert (
+        ask(server, expiring, "PUT", path, json=body | {"current_password": "x"}).status_code == 403
+    )
+    assert ask(server, expiring, "PUT", path, json=body).status_code == 204
+    assert [sign_in(server, "ann", word).status_code for word in (first, second)] == [403, 204]
+    assert ask(server, expiring, "PUT", "/users/admin/password", json=body).status_code == 403
+
+
+def test_wrong_passwords_are_slowed_down(sqlite_server: Server) -> None:
+    codes = [sign_in(sqlite_server, "admin", f"wrong {n}").status_code for n in range(7)]
+    assert codes == [403] * 5 + [429] * 2
 
 
 def test_users_and_tokens_survive_restart(tmp_path: Any) -> None:

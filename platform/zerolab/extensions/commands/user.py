@@ -164,6 +164,42 @@ def activate(name: UserName, as_json: AsJson = False) -> None:
     print_done(user, message, as_json=as_json)
 
 
+@group.command("set-password")
+def set_password(
+    user: Owner = None,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove the password instead of setting one.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Set the password with which a user signs in on the web page.
+
+    Reads the password from the terminal, or one line of standard input. All browser sessions of
+    the user end. With a token that expires, the current password is needed, too.
+
+    Example: zerolab user set-password --user ann
+    """
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        caller = client.whoami()
+        name = user or caller["user"]
+        current = _read_secret("Current password") if caller["expires_at"] else None
+        password = None if remove else _read_secret("New password", confirm=True)
+        client.set_password(name, password, current=current)
+    done = "has no password" if remove else "has a new password"
+    print_done({"user": name, "password": not remove}, f"user {name} {done}", as_json=as_json)
+
+
+def _read_secret(prompt: str, *, confirm: bool = False) -> str:
+    """Read a password from the terminal, or one line of standard input; never from arguments."""
+    import sys
+
+    if sys.stdin.isatty():
+        return str(typer.prompt(prompt, hide_input=True, confirmation_prompt=confirm, err=True))
+    return sys.stdin.readline().rstrip("\n")
+
+
 def _seconds(text: str | None) -> float | None:
     """Parse a duration such as 30d.
 

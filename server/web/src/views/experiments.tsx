@@ -14,7 +14,7 @@ import { Badge, Cell, ENDED, Labels, Problem, Progress, Raw, Select, Table, Time
 import type { Experiment, ExperimentColumns, Info, MetricName } from "../resources";
 import { address, compareAddress, useChoice } from "../route";
 import { type Column, Heads, measured, sorted, useOrder } from "../sorting";
-import { useCaller } from "./users";
+import { useCaller } from "./users/users";
 
 const MOST_ROWS = 500;
 

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 from zerolab import __version__
 from zerolab.errors import ForbiddenError
 from zeroserver.access.principal import HttpsDep, PrincipalDep
+from zeroserver.access.tokens import TokenStore
 from zeroserver.api.cluster.cluster_queries import pool_list
 from zeroserver.api.resources import Cluster as ClusterInfo
 from zeroserver.api.resources import (
@@ -21,7 +22,7 @@ from zeroserver.api.rows import iso
 from zeroserver.api.strict_route import resource_router
 from zeroserver.services import ServicesDep
 
-__all__ = ["router"]
+__all__ = ["router", "set_session"]
 
 router = resource_router("", "server")
 
@@ -136,13 +137,18 @@ def log_in(
     if session is None:
         return HTMLResponse(_EXPIRED, status_code=403)
     response = RedirectResponse("/", status_code=303)
+    set_session(response, services.keys, session, https=https)
+    return response
+
+
+def set_session(response: Response, keys: TokenStore, session: str, *, https: bool) -> None:
+    """Add the cookie of a session to a response."""
     response.set_cookie(
-        services.keys.cookie,
+        keys.cookie,
         session,
-        max_age=int(services.keys.session_s),
+        max_age=int(keys.session_s),
         secure=https,
         httponly=True,
         samesite="strict",
         path="/",
     )
-    return response

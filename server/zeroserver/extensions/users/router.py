@@ -9,11 +9,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from zerolab.errors import ForbiddenError, NotFoundError
-from zeroserver.access.principal import Principal, PrincipalDep
-from zeroserver.access.routes import ACCESS, ADMIN, VIEWER, Access, Role, own
+from zeroserver.access.principal import HttpsDep, Principal, PrincipalDep
+from zeroserver.access.routes import ACCESS, ADMIN, PUBLIC, VIEWER, Access, Role, own
+from zeroserver.api.cluster.server import set_session
 from zeroserver.api.common import IdPath, Name
 from zeroserver.api.rows import iso
 from zeroserver.api.strict_route import resource_router
+from zeroserver.extensions.users.passwords import PasswordCheck
 from zeroserver.extensions.users.resources import (
     ApiToken,
     ApiTokenPage,
@@ -30,7 +32,7 @@ from zeroserver.store.user_directory import new_token
 
 __all__ = ["router"]
 
-router = resource_router("/api/v1", "users")
+router = resource_router("", "users")
 
 ACCESS.update(
     {
@@ -42,6 +44,8 @@ ACCESS.update(
         # Browser sessions create no credentials: a stolen link must not outlive its session.
         "POST /api/v1/users/{user}/tokens": Access(frozenset({"user"}), "viewer", "user"),
         "DELETE /api/v1/users/{user}/tokens/{token_id}": own("user", "viewer"),
+        "PUT /api/v1/users/{user}/password": own("user", "viewer"),
+        "POST /login": PUBLIC,
     }
 )
 
@@ -58,21 +62,20 @@ def _find(services: Services, name: str) -> UserRow:
     return user
 
 
-@router.get("/whoami")
+@router.get("/api/v1/whoami")
 async def get_whoami(services: ServicesDep, principal: PrincipalDep) -> Whoami:
     """Read the user to whom the token or the browser session belongs."""
     users = services.orchestrator.users
-    token = users.token(principal.token_id)
     return Whoami(
         user=principal.user,
         role=principal.role or "viewer",
         kind="browser" if principal.kind == "browser" else "token",
-        expires_at=iso(token.expires_at) if token is not None else None,
+        expires_at=iso(users.expiry_of(principal.token_id)),
         shared=users.shared,
     )
 
 
-@router.get("/users")
+@router.get("/api/v1/users")
 async def list_users(services: ServicesDep) -> UserPage:
     """List the users, sorted by name."""
     return UserPage([User.of(user) for user in services.orchestrator.users.users()])
@@ -98,7 +101,7 @@ class NewUser(BaseModel):
     role: Role
 
 
-@router.post("/users", status_code=201)
+@router.post("/api/v1/users", status_code=201)
 async def create_user(services: ServicesDep, body: NewUser) -> UserAnswer:
     """Create a user, who has no token yet."""
     await services.write(lambda work: UserService(work).create(body.name, body.role))
@@ -115,7 +118,7 @@ class UserPatch(BaseModel):
     """False revokes all tokens and browser sessions of the user."""
 
 
-@router.patch("/users/{user}")
+@router.patch("/api/v1/users/{user}")
 async def patch_user(services: ServicesDep, user: UserName, patch: UserPatch) -> UserAnswer:
     """Change the role of a user, or deactivate or activate one."""
     await services.write(lambda work: UserService(work).change(user, patch.role, patch.active))
@@ -125,7 +128,76 @@ async def patch_user(services: ServicesDep, user: UserName, patch: UserPatch) ->
     return UserAnswer(User.of(row))
 
 
-@router.get("/users/{user}/tokens")
+Password = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class PasswordPut(BaseModel):
+    """New password of a user."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    password: Annotated[str, Field(min_length=12, max_length=1000)] | None
+    """At least 12 characters; ``null`` for no sign-in with a password."""
+    current_password: Password | None = None
+    """Current password; not needed with a token that does not expire, nor by administrators with
+    such a token."""
+
+
+@router.put("/api/v1/users/{user}/password", status_code=204)
+async def put_password(
+    services: ServicesDep, principal: PrincipalDep, user: UserName, body: PasswordPut
+) -> Response:
+    """Set the password of a user, and end all browser sessions of the user."""
+    row, check = _find(services, user), services.part(PasswordCheck)
+    # A link or a token that expires must not become a password that stays.
+    lasting = (
+        principal.kind == "user"
+        and services.orchestrator.users.expiry_of(principal.token_id) is None
+    )
+    if not lasting and (
+        row.id != principal.user_id
+        or not await run_in_threadpool(
+            check.verify, user, row.password, body.current_password or ""
+        )
+    ):
+        msg = (
+            "current_password: must be the current password of the user, unless a token is used "
+            "that does not expire"
+        )
+        raise ForbiddenError(msg)
+    stored = None
+    if body.password is not None:
+        stored = await run_in_threadpool(check.hash, body.password)
+    await services.write(lambda work: UserService(work).set_password(user, stored))
+    await run_in_threadpool(services.keys.end_sessions_of, row.id)
+    return Response(status_code=204)
+
+
+class SignIn(BaseModel):
+    """Name and password of a user."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    user: Annotated[str, Field(max_length=64)]
+    password: Password
+
+
+@router.post("/login", status_code=204)
+async def sign_in(services: ServicesDep, https: HttpsDep, body: SignIn) -> Response:
+    """Sign a browser in with a password: set the cookie."""
+    row = services.orchestrator.users.find(body.user)
+    stored = row.password if row is not None and row.active else None
+    check = services.part(PasswordCheck)
+    valid = await run_in_threadpool(check.verify, body.user, stored, body.password)
+    if not valid or row is None:
+        msg = "the name or the password is wrong, or the user has no password"
+        raise ForbiddenError(msg)
+    response = Response(status_code=204)
+    set_session(response, services.keys, services.keys.session_of(row.id), https=https)
+    return response
+
+
+@router.get("/api/v1/users/{user}/tokens")
 async def list_tokens(services: ServicesDep, user: UserName) -> ApiTokenPage:
     """List the API tokens of a user, oldest first."""
     rows = services.orchestrator.users.tokens_of(_find(services, user).id)
@@ -143,7 +215,7 @@ class NewTokenBody(BaseModel):
     """Validity in seconds; ``null`` for no end."""
 
 
-@router.post("/users/{user}/tokens", status_code=201)
+@router.post("/api/v1/users/{user}/tokens", status_code=201)
 async def create_token(
     services: ServicesDep,
     principal: PrincipalDep,
@@ -169,14 +241,13 @@ def _check_expiry(services: Services, principal: Principal, expires_at: float | 
     Raises:
         ForbiddenError: If it would.
     """
-    token = services.orchestrator.users.token(principal.token_id)
-    last = None if token is None else token.expires_at
+    last = services.orchestrator.users.expiry_of(principal.token_id)
     if last is not None and (expires_at is None or expires_at > last):
         msg = f"expires_s: must end before {iso(last)}, when the token that creates it expires"
         raise ForbiddenError(msg)
 
 
-@router.delete("/users/{user}/tokens/{token_id}", status_code=204)
+@router.delete("/api/v1/users/{user}/tokens/{token_id}", status_code=204)
 async def revoke_token(services: ServicesDep, user: UserName, token_id: IdPath) -> Response:
     """Revoke a token, and the browser sessions opened with its links."""
     await services.write(lambda work: UserService(work).revoke(user, token_id))

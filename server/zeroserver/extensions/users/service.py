@@ -67,6 +67,17 @@ class UserService(Service):
                 self._remove_token(token.id)
         self._publish(name)
 
+    def set_password(self, name: str, stored: str | None) -> None:
+        """Store the hash of a password, or remove it.
+
+        Raises:
+            NotFoundError: If there is no such user.
+        """
+        user = self.find(name)
+        query = update(users).where(users.c.id == user.id).values(password=stored)
+        self.work.connection.execute(query)
+        self._publish(name)
+
     def create_token(self, name: str, secret: str, label: str, expires_at: float | None) -> int:
         """Store the hash of a new token, remove expired ones of the user, and return its id.
 
