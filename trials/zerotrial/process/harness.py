@@ -4,11 +4,12 @@ It reads the specification that ``ZEROLAB_RUN_SPEC`` names, builds the user's tr
 loop. The exit code reports the result (:mod:`zerolab.contract.spec`).
 """
 
+import _thread
+import contextlib
 import faulthandler
 import logging
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -115,7 +116,10 @@ def _force_exit(code: int) -> None:
         time.sleep(_EXIT_TIMEOUT_S)
         os._exit(code)
 
-    threading.Thread(target=exit_later, name="zerolab-exit", daemon=True).start()
+    # Thread.start() waits for the new thread forever if that finds no memory, as after an
+    # allocation that failed at a limit of the process.
+    with contextlib.suppress(RuntimeError, MemoryError):
+        _thread.start_new_thread(exit_later, ())
 
 
 if __name__ == "__main__":

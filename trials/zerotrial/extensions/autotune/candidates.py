@@ -9,6 +9,9 @@ from zerolab.formatting import size_text
 
 __all__ = ["Candidate", "Layout", "LayoutEstimate", "Profile", "Space", "ladder", "make_space"]
 
+_LEAST_BUCKET = 100_000
+"""Elements; smaller buckets cost more calls than they overlap."""
+
 
 class Layout(msgspec.Struct, frozen=True, order=True):
     """ZeRO stage and locations of offloaded states."""
@@ -195,11 +198,11 @@ def make_space(
         return Space(sizes, samples, layouts, checkpointing=(profile.checkpointing,))
     if profile.data_ranks == 1:  # without collectives buckets have no effect
         return Space(sizes, samples, layouts)
-    numel = profile.parameters
+    sizes_of_buckets = {profile.parameters // 16, profile.parameters // 4}
     return Space(
         sizes,
         samples,
         layouts,
-        buckets=tuple(sorted({max(1, numel // 16), max(1, numel // 4)})),
+        buckets=tuple(sorted(size for size in sizes_of_buckets if size >= _LEAST_BUCKET)),
         prefetches=(0, 2 * profile.largest_block),
     )

@@ -14,7 +14,7 @@ import psutil
 
 from zerolab.agent.run import run_environment
 from zerolab.contract.messages import SlotInfo
-from zerolab.contract.outcome import read_outcome, tail
+from zerolab.contract.outcome import read_outcome, read_reason, tail
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import ENV_AS_DEEPSPEED, write_run_spec
 from zerolab.errors import TrialError
@@ -36,6 +36,8 @@ __all__ = ["Runner", "is_out_of_memory"]
 _ENV_AUTOTUNE = "ZEROLAB_AUTOTUNE"  # zerotrial.engine.builder.environment, which imports torch
 _POLL_S = 0.02
 _GRACE_S = 3.0
+_EXIT_S = 10.0
+"""Time of a run to end after a rank has reported its failure."""
 _TAIL_LINES = 200
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|OutOfMemory|MemoryError|can't allocate memory|Cannot allocate memory"
@@ -176,14 +178,21 @@ class Runner:
         process = start(folder, self._environment | {_ENV_AUTOTUNE: str(folder.path)})
         save_launcher_pid(folder, process)
         deadline = time.monotonic() + self._timeout_s
+        failed_at = None
         try:
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
+                # Without memory, a rank that has failed may be unable to end.
+                if failed_at is None and folder.reason.is_file():
+                    failed_at = time.monotonic()
+                    deadline = min(deadline, failed_at + _EXIT_S)
         finally:
             is_stopped = process.poll() is None
             stop_launcher(process, _GRACE_S)
             kill_leftovers(folder)
         outcome = read_outcome(folder.path)
+        if is_stopped and (failure := read_reason(folder.path)):
+            return files, failure.exit_code, failure.reason or ""
         if is_stopped:
             return files, None, f"stopped after {self._timeout_s:.0f} s"
         if outcome is None:

@@ -222,7 +222,7 @@ class _Tuner:
 
 
 def table_text(entries: Sequence[Entry], profile: Profile) -> str:
-    """Return a Markdown table of all candidates, the fastest first.
+    """Return a Markdown table of all candidates: the best first, then by rung and duration.
 
     Args:
         entries: Candidates with their results.
@@ -230,7 +230,10 @@ def table_text(entries: Sequence[Entry], profile: Profile) -> str:
     """
     titles = ("candidate", "samples/s", "step", "noise", "memory", "steps", "result")
     rows = [titles, tuple("---" for _ in titles)]
-    order = sorted(entries, key=lambda e: (not e.ran, not e.results, e.step_s))
+    order = sorted(
+        entries,
+        key=lambda e: (e.reason != "best", not e.ran, -len(e.results), e.step_s),
+    )
     for entry in order:
         steps = sum(len(result.step_seconds) for result in entry.results)
         is_timed = entry.ran or entry.status == "slow"
