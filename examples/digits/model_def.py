@@ -52,12 +52,17 @@ class DigitsTrial(zerotrial.ZeroTrial):
         return loss
 
     def evaluate_batch(self, dataloader_iter: Iterator[Any]) -> dict[str, torch.Tensor]:
-        """Loss and share of right answers on one micro-batch."""
+        """Loss and share of right answers on one micro-batch; the first wrong ones as images."""
         pixels, labels = self.context.to_device(next(dataloader_iter))
         scores = self.engine(pixels).float()
+        answers = scores.argmax(dim=1)
+        wrong = (answers != labels).nonzero()[:3, 0]
+        captions = [f"{labels[index]} as {answers[index]}" for index in wrong.tolist()]
+        images = pixels[wrong].reshape(-1, 1, 8, 8)
+        self.context.report_image("misclassified", images, caption=captions)
         return {
             "validation_loss": functional.cross_entropy(scores, labels),
-            "accuracy": (scores.argmax(dim=1) == labels).float().mean(),
+            "accuracy": (answers == labels).float().mean(),
         }
 
     def build_training_data_loader(self) -> zerotrial.DataLoader:

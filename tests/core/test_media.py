@@ -15,6 +15,7 @@ import pytest
 import zerolab.core
 from tests.client.helpers import closed_port, make_spec
 from tests.core.test_context import lines
+from tests.waiting import until
 from zerolab.contract.media import MediaRecord
 from zerolab.contract.messages import Record
 from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec, write_run_spec
@@ -104,10 +105,24 @@ def test_unusable_storage_neither_fails_nor_delays_training(
     write_run_spec(spec, tmp_path / "run.json")
     reporter = reporter_of(spec, monkeypatch)
     reporter.report_media("text", 1, [MediaItem("text", b"kept", ".txt")])
-    reporter.close(timeout_s=0.5)
-    assert any("cannot upload media" in message for message in caplog.messages)
+    until("the upload fails", lambda: caplog.text, lambda text: "cannot upload media" in text)
+    reporter.close(timeout_s=0.1)
     (tmp_path / "checkpoints").unlink()
     assert deliver_media(tmp_path) == 1
+
+
+def test_second_report_of_a_step_adds_media(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("zerolab.reports.reporter.MAX_POSITIONS", 3)
+    reporter = reporter_of(make_spec(tmp_path), monkeypatch)
+    item = MediaItem("text", b"same", ".txt")
+    for step, count in ((1, 1), (1, 1), (2, 1), (1, 2), (1, 2)):
+        reporter.report_media("text", step, [item] * count)
+    reporter.close()
+    positions = [(line["steps"], line["position"]) for line in lines(tmp_path)[1:]]
+    assert positions == [(1, 0), (1, 1), (2, 0), (1, 0), (1, 1), (1, 2)]
+    assert "must be at most 3 at one step, got more" in caplog.text
 
 
 def test_full_disk_is_a_warning(

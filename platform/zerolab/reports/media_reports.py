@@ -32,6 +32,8 @@ class MediaReports:
     ) -> None:
         """Report an image, or several of one name.
 
+        Another report of the same name and step adds images to them.
+
         Args:
             name: Name of the image; the same at each step.
             image: Array of numpy or torch of shape (H, W), (H, W, C) or (C, H, W), with C of 1, 3

@@ -81,6 +81,8 @@ class Reporter:
         self._media_files = MediaFiles(run_dir / MEDIA_DIR)
         self._media_uploader: MediaUploader | None = None
         self._media_count = self._media_bytes = 0
+        self._media_positions: dict[str, tuple[int, int]] = {}
+        """Name to its last step, and the number of its media at that step."""
         self._media_warnings: set[str] = set()
         self._sender: Sender | None = None
         self._sink: _Sink
@@ -167,13 +169,14 @@ class Reporter:
     def report_media(self, name: str, steps_completed: int, items: Sequence[MediaItem]) -> None:
         """Report media of one name and step; they are on disk when this returns.
 
+        Media that are reported again under the same name and step are added to the earlier ones.
         Media that cannot be stored are discarded with a warning: those with an invalid name, those
         beyond the limits of a trial, and all if the disk is full.
 
         Args:
             name: 1 to 200 characters.
             steps_completed: Batches (optimizer steps) completed; at least 0.
-            items: At most 1,000.
+            items: At most 1,000 at one step.
 
         Raises:
             ConfigError: If ``steps_completed`` is not a whole number of at least 0.
@@ -181,15 +184,19 @@ class Reporter:
         steps = _step_count(steps_completed)
         if problem := media_name_problem(name):
             self.warn_of_media(f"name: {problem}")
-        elif len(items) > MAX_POSITIONS:
-            problem = f"must be at most {MAX_POSITIONS:,} in one report, got {len(items):,}"
+            return
+        with self._lock:
+            last_step, first = self._media_positions.get(name, (-1, 0))
+            first = first if last_step == steps else 0
+            self._media_positions[name] = steps, first + len(items)
+        if first + len(items) > MAX_POSITIONS:
+            problem = f"must be at most {MAX_POSITIONS:,} at one step, got more"
             self.warn_of_media(f"media {name!r}: {problem}")
-        else:
-            try:
-                for position, item in enumerate(items):
-                    self._report_medium(name, steps, position, item)
-            except OSError as error:
-                self.warn_of_media(f"media: cannot be written: {error.strerror or error}")
+        try:
+            for position, item in enumerate(items[: max(0, MAX_POSITIONS - first)], first):
+                self._report_medium(name, steps, position, item)
+        except OSError as error:
+            self.warn_of_media(f"media: cannot be written: {error.strerror or error}")
 
     def warn_of_media(self, problem: str) -> None:
         """Log why media are discarded, once for each problem."""

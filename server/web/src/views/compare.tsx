@@ -13,6 +13,7 @@ import type { Experiment, Trial, TrialPage } from "../resources";
 import { address, compareAddress, trialAddress, useChoice } from "../route";
 import { Board } from "../chart/board";
 import { type Line, MOST_TRIALS } from "../chart/drawn";
+import { Media } from "./media";
 
 /** Interval between two reads of growing curves. */
 const LOOK_MS = 5000;
@@ -22,6 +23,9 @@ const EACH: [string, string][] = [
   ["3", "Best 3 trials of each"],
   ["10", "Best 10 trials of each"],
 ];
+
+/** Most trials whose media are shown beside each other. */
+const MOST_BESIDE = 6;
 
 /** Keys of a configuration that say who it is, not what it does. */
 const NAMES = ["name", "description", "labels"];
@@ -90,6 +94,7 @@ export function Compare({ ids }: { ids: number[] }) {
               </>
             }
           />
+          <Media trials={shown.slice(0, MOST_BESIDE).map((line) => line.trial.id)} tick={tick} quiet />
         </>
       )}
     </>

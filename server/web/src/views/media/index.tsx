@@ -9,6 +9,8 @@ export interface MediaProps {
   /** Ids of the trials, beside each other. */
   trials: number[];
   tick: number;
+  /** Show nothing, instead of a hint, where there are no media. */
+  quiet?: boolean;
 }
 
 export function Media(props: MediaProps) {
@@ -21,5 +23,6 @@ export function Media(props: MediaProps) {
     );
   }, []);
   if (View !== null) return <View {...props} />;
-  return problem ? <Problem text={problem} /> : <p class="muted">Loading…</p>;
+  if (problem) return <Problem text={problem} />;
+  return props.quiet ? null : <p class="muted">Loading…</p>;
 }

@@ -42,12 +42,13 @@ async function names(trials: number[]): Promise<{ panels: Panel[]; steps: number
   return { panels: [...panels.values()].sort((a, b) => (a.name < b.name ? -1 : 1)), steps: [...steps] };
 }
 
-export function Panels({ trials, tick }: MediaProps) {
+export function Panels({ trials, tick, quiet = false }: MediaProps) {
   const [filter, setFilter] = useChoice("media");
   const [chosen, setStep] = useChoice("step");
   const found = useLoaded(`media ${trials.join()}`, () => names(trials), tick);
   if (found.value === null) return found.error ? <Problem text={found.error} /> : <p class="muted">Loading…</p>;
   const { panels, steps } = found.value;
+  if (panels.length === 0 && quiet) return null;
   if (panels.length === 0) {
     return (
       <p class="muted">
