@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import tempfile
+import warnings
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -81,6 +82,10 @@ def create_private(path: Path, content: bytes) -> bool:
     return True
 
 
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
+"""Errors of file systems without locks; ENOLCK comes from NFS without a lock daemon."""
+
+
 def lock_file(path: Path, *, wait: bool = False) -> AbstractContextManager[object]:
     """Lock a file until the returned context ends; create it if it is missing.
 
@@ -111,7 +116,7 @@ def lock_file(path: Path, *, wait: bool = False) -> AbstractContextManager[objec
         raise BlockingIOError(f"another process holds {path}") from error
     except OSError as error:
         file.close()
-        if error.errno != errno.ENOSYS:
+        if error.errno not in _NO_LOCKS:
             raise
         if is_new:
             path.unlink()  # its existence would count as locked
@@ -125,8 +130,10 @@ def lock_file(path: Path, *, wait: bool = False) -> AbstractContextManager[objec
 def _lock_by_existence(path: Path, *, wait: bool) -> AbstractContextManager[object]:
     import filelock  # 10 ms, and only file systems without flock need it
 
+    text = f"{path}: its file system has no flock; remove the file if no process uses it"
+    warnings.warn(text, stacklevel=3)
     try:
-        return filelock.FileLock(path, mode=0o600).acquire(timeout=-1 if wait else 0)
+        return filelock.SoftFileLock(path, mode=0o600).acquire(timeout=-1 if wait else 0)
     except filelock.Timeout as error:
         raise BlockingIOError(f"another process holds {path}") from error
 

@@ -2,7 +2,6 @@
 
 import errno
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -171,9 +170,6 @@ def _key_path(location: tuple[Any, ...]) -> str:
     return ".".join(str(part) for part in location[1:]) or str(location[0])
 
 
-_SHOULD = re.compile(r"^[A-Z]\w+ should (?=be|have|match)")
-
-
 def _requirement(error: Mapping[str, Any]) -> str:
     """Format a validation problem as "must be A, got B"."""
     if error["type"] == "missing":
@@ -182,15 +178,11 @@ def _requirement(error: Mapping[str, Any]) -> str:
         return "unknown key"
     if error["type"] == "value_error":  # an error of our validators, complete
         return str(error["ctx"]["error"])
-    requirement, count = _SHOULD.subn("must ", str(error["msg"]))
-    if not count:
-        requirement = requirement[:1].lower() + requirement[1:]
     from zerolab.contract.secret_text import is_secret_name  # startup does not need it
+    from zerolab.schema.section import requirement
 
-    if is_secret_name(str(error["loc"][-1])):
-        return requirement
-    value = repr(error["input"])
-    return f"{requirement}, got {value if len(value) <= 80 else value[:77] + '...'}"
+    text = requirement(error)
+    return text.partition(", got ")[0] if is_secret_name(str(error["loc"][-1])) else text
 
 
 def _missing(request: Request) -> list[str]:

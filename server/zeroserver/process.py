@@ -79,7 +79,7 @@ class _Server(Server):
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a server until SIGTERM or SIGINT; return the exit code."""
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     forbid_inspection()  # the memory contains the token and the keys
     os.umask(0o077)  # only the user may read files of the server
     logging.basicConfig(
@@ -185,6 +185,21 @@ def _serve(options: argparse.Namespace) -> int:
     if server.lock_lost:
         raise ConflictError(server.lock_lost)
     return 0 if server.started else 1
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the options; an unknown one ends the process with exit code 2 and a similar name."""
+    parser = _parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        from difflib import get_close_matches
+
+        known = list(parser._option_string_actions)  # noqa: SLF001 - argparse has no public list
+        close = get_close_matches(unknown[0].partition("=")[0], known, 1)
+        hint = f"did you mean {close[0]}?" if close else "--help lists the options"
+        kind = "option" if unknown[0].startswith("-") else "argument"
+        parser.error(f"unknown {kind} {unknown[0]}; {hint}")
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -158,8 +158,8 @@ def test_queue_order_and_quotas(owner: Server, zerolab: Zerolab) -> None:
     assert "must be pool:NAME or label:NAME" in zerolab("quota", "set", "acts", 3, expect=2)
     assert "and limit label:ann" in zerolab("quota", "set", "user:ann", 3, expect=2)
     message = zerolab("quota", "set", "label:acts", -1, expect=2)
-    assert "max_slots" in message
-    assert "greater than or equal to 0" in message
+    assert "MAX_SLOTS" in message
+    assert "at least 0" in message
     for what in ("priority", "weight", "max-slots"):
         assert "No such option" not in zerolab("job", "set", what, first, -1, expect=2)
     for resource in jobs:

@@ -24,7 +24,7 @@ from tests.cli.model import MODEL, experiment
 from tests.end_to_end.installation import Installation
 from tests.waiting import DEADLINE_S, until
 from zerolab.cli.main import main
-from zerolab.cli.output import number
+from zerolab.cli.output import number, without_lengths
 from zerolab.contract.messages import MetricsRecord
 from zerolab.contract.spec import RunSpec
 from zerolab.reports.metrics_file import MetricsFile
@@ -84,7 +84,9 @@ def test_experiment_list_and_describe(
     shown = fields(installation.cli("experiment", "describe", "1").stdout)
     resource = installation.json("experiment", "describe", "1")
     assert shown["experiment"] == "1: line"
-    assert resource["best_trial_id"] == resource["trials"][0]["id"] == int(shown["best trial"])
+    assert resource["best_trial_id"] == resource["trials"][0]["id"]
+    assert shown["best validation"].startswith("validation_loss ")
+    assert shown["best validation"].endswith(f"at batch 20 of trial {resource['best_trial_id']}")
     trial = installation.json("trial", "list", "1")[0]
     assert trial == resource["trials"][0]
     described = installation.json("trial", "describe", str(trial["id"]))
@@ -103,6 +105,18 @@ def test_metrics_and_export(installation: Installation, tmp_path: Path) -> None:
     assert [curve["name"] for curve in curves] == ["loss"]
     assert [step for step, _ in curves[0]["points"]] == [1, 2, 5, 10, 15, 20]
     assert "loss" in installation.quick("trial", "metrics", "1", "--group", "training").stdout
+    shown = installation.quick("trial", "metrics", "1", "--group", "validation").stdout
+    assert {line.split()[1] for line in shown.splitlines() if "validation " in line} == {
+        "validation_loss"
+    }
+    assert " epochs " in installation.quick("trial", "metrics", "1", "--name", "epochs").stdout
+    refused = installation.quick("trial", "metrics", "1", "--group", "train", expect=2).stderr
+    assert "got 'train'; did you mean 'training'?" in refused
+    wrong = ("--name", "los", "--name", "x", "--json")
+    refused = installation.quick("trial", "metrics", "1", *wrong, expect=2)
+    assert refused.stdout == ""
+    assert "got 'los'; did you mean 'loss'?" in refused.stderr
+    assert "got 'x'" in refused.stderr
     file = tmp_path / "metrics.csv"
     installation.quick("experiment", "metrics", "1", "--output", file)
     printed = installation.quick("experiment", "metrics", "1", "--format", "csv").stdout
@@ -113,7 +127,17 @@ def test_metrics_and_export(installation: Installation, tmp_path: Path) -> None:
 def test_checkpoint_list_and_download(installation: Installation, tmp_path: Path) -> None:
     resource = installation.json("checkpoint", "list", "1", "--trial", "1")
     uuid = resource[-1]["uuid"]
-    assert uuid in installation.quick("checkpoint", "list", "1").stdout
+    table = installation.quick("checkpoint", "list", "1").stdout
+    (best,) = (line.split() for line in table.splitlines() if " best " in line)
+    assert (
+        best[0]
+        == installation.json("experiment", "describe", "1")["best_checkpoint"]["checkpoint"]["uuid"]
+    )
+    assert "validation_loss" in table
+    assert best[3] == number(
+        installation.json("checkpoint", "describe", best[0])["metrics"]["validation_loss"]
+    )
+    assert uuid in table
     described = installation.json("checkpoint", "describe", uuid)
     assert described["steps_completed"] == 20
     assert uuid in installation.quick("checkpoint", "describe", uuid[:8]).stdout
@@ -154,7 +178,10 @@ def test_model_registry_keeps_checkpoint(
     shown = installation.quick("model", "describe", "lines").stdout
     assert all(word in shown for word in ("a line", uuid, "the first"))
     assert version["metrics"]
-    assert all(f"{name}: {number(value)}" in shown for name, value in version["metrics"].items())
+    assert all(
+        f"{name}: {number(value)}" in shown
+        for name, value in without_lengths(version["metrics"]).items()
+    )
     assert "lines" in installation.quick("model", "list").stdout
     refused = installation.quick("checkpoint", "delete", uuid, "--yes", expect=2).stderr
     assert "is version 1 of model lines" in refused
@@ -298,7 +325,7 @@ def test_invalid_option_message(installation: Installation) -> None:
     assert "state: must be 'ACTIVE', 'PAUSED'" in state
     assert "got 'BROKEN'" in state
     limit = installation.quick("experiment", "list", "--limit", "0", expect=2).stderr
-    assert "limit: must be greater than or equal to 1, got '0'" in limit
+    assert "limit: must be at least 1, got '0'" in limit
     for arguments in (("up",), ("run", "experiment.yaml")):
         port = installation.quick(*arguments, "--port", "80000", expect=2).stderr
         assert "Invalid value for '--port'" in port
@@ -382,7 +409,7 @@ HEEDS_CTRL_C = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from zerolab.cli.main import main
-from zerolab.cli.output import number
+from zerolab.cli.output import number, without_lengths
 main()
 """
 

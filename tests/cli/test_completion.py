@@ -1,12 +1,15 @@
 """Shell completion of ids, states and fields, without a shell."""
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
 from tests.server.helpers import Server
 from tests.server.processes import played
+from zerolab.cli.connection import complete_from_server
 from zerolab.cli.main import app
 
 pytestmark = pytest.mark.processes
@@ -64,6 +67,33 @@ def test_ids_come_from_the_server(owner: Server, complete: Complete) -> None:
     assert complete("zerolab e pause 2", **server) == []
     assert complete("zerolab trial logs ", **server) == ["1"]
     assert "best_validation" in complete("zerolab trial list 1 --sort best", **server)
+
+
+def test_silent_server_completes_nothing(complete: Complete) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert complete("zerolab experiment describe ", ZEROLAB_MASTER=address) == []
+
+
+def test_shell_gets_no_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shells evaluate completions; names of experiments and metrics may come from others."""
+    values = [("1", "a $(rm x)`id`'\"\\"), ("$(id)", ""), ("loss/train-1", "ok (1)"), ("a b", "")]
+    monkeypatch.setenv("ZEROLAB_MASTER", "http://127.0.0.1:9")
+    list_values = complete_from_server(lambda _client, _context: values)
+    context = typer.Context(typer.main.get_command(app))
+    assert list_values(context, "") == [("1", "a ?(rm x)?id????"), ("loss/train-1", "ok (1)")]
+
+
+def test_failed_listing_prints_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_client: object, _context: object) -> list[tuple[object, str]]:
+        raise RuntimeError
+
+    monkeypatch.setenv("ZEROLAB_MASTER", "http://127.0.0.1:9")
+    context = typer.Context(typer.main.get_command(app))
+    assert complete_from_server(fail)(context, "") == []
+    assert capsys.readouterr() == ("", "")
 
 
 def test_no_server_completes_nothing(complete: Complete, tmp_path: Path) -> None:

@@ -34,15 +34,28 @@ def test_unknown_values_are_omitted() -> None:
         (
             "RUNNING",
             {"assigned": True},
-            "running  importing the code and building the trial  batch 0  0 %",
+            "running  importing the code and building the trial",
         ),
-        ("RUNNING", {"activity": "validating"}, "running  validating  batch 0  0 %"),
+        ("RUNNING", {"activity": "validating"}, "running  validating"),
+        ("RUNNING", {"value": 0.4}, "running  importing the code and building the trial"),
     ],
 )
 def test_line_before_first_batch_has_reason(
     state: str, more: dict[str, Any], expected: str
 ) -> None:
     assert describe_line(TrialProgress(3, state, 0, 0.0, **more)) == f"trial 3  {expected}"
+
+
+@pytest.mark.parametrize(
+    ("activity", "expected"),
+    [
+        ("restoring", "running  restoring  after batch 40"),
+        ("checkpointing", "running  checkpointing  batch 40  loss 0.4  9 samples/s  20 %"),
+    ],
+)
+def test_line_of_restart_has_no_metric_of_earlier_run(activity: str, expected: str) -> None:
+    trial = TrialProgress(3, "RUNNING", 40, 0.2, "loss", 0.4, 9.0, activity=activity)
+    assert describe_line(trial) == f"trial 3  {expected}"
 
 
 def test_start_prints_line_for_each_step() -> None:

@@ -136,13 +136,37 @@ def test_help_has_standard_metavars(path: str) -> None:
         ("stop 3", "Did you mean `zerolab experiment cancel ID`?"),
         ("logged", "No such command 'logged'. Did you mean 'logs'?"),
         ("lagout", "No such command 'lagout'."),
-        ("experiment delte 1", "No such command 'delte'."),
+        ("list 1", "Did you mean `zerolab experiment list`?"),
     ],
 )
 def test_unknown_command_suggestion(words: str, expected: str) -> None:
     done = CliRunner().invoke(app, words.split())
     assert done.exit_code == 2
     assert done.output.strip().endswith(expected)
+
+
+@pytest.mark.parametrize("words", ["experiment delte 1", "experiment 1", "agent foo"])
+def test_unknown_command_of_group_lists_commands(words: str) -> None:
+    done = CliRunner().invoke(app, words.split())
+    assert done.exit_code == 2
+    assert "Its commands: " in done.output
+    assert "Did you mean" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("run", "Missing argument CONFIG."),
+        ("experiment describe x", "Invalid value for EXPERIMENT_ID: must be the id of an"),
+        ("logs --rank x", "'--rank': must be a whole number, got 'x'"),
+        ("trial list 1 --limit 0", "'--limit': must be at least 1, got '0'"),
+        ("experiment wait 1 --timeout soon", "'--timeout': must be a number, got 'soon'"),
+    ],
+)
+def test_usage_error_names_argument_and_value(words: str, expected: str) -> None:
+    done = CliRunner().invoke(app, words.split())
+    assert done.exit_code == 2
+    assert expected in " ".join(done.output.split())
 
 
 def test_help_command_is_help_option() -> None:

@@ -66,8 +66,8 @@ def test_up_on_full_disk_suggests_df(environment: dict[str, str], tmp_path: Path
     ("command", "message"),
     [
         (["--log-megabytes", "no"], "argument --log-megabytes: must be a whole number"),
-        (["--metric-name", "5"], "unrecognized arguments: --metric-name 5"),
-        (["nonsense"], "unrecognized arguments: nonsense"),
+        (["--metric-name", "5"], "unknown option --metric-name; did you mean --metric-names?"),
+        (["nonsense"], "unknown argument nonsense; --help lists"),
         (["--host", "0.0.0.0"], "--host: must be a loopback address"),
         (["--home", "/elsewhere"], "--home: must be left out; set ZEROLAB_HOME"),
         (["--database"], "--database: must have a URL, got nothing"),

@@ -392,7 +392,7 @@ def test_reason_names_missing_slots() -> None:
     many = request(1, 8)
     assert "no agent is connected" in reason_of(of(), many)
     missing = reason_of(of(agent(1, 2), agent(2, 4)), many)
-    assert missing.startswith("it needs 8 slots on one machine, and there are at most 4: it cannot")
+    assert missing.startswith("it needs 8 slots on one machine, and there are at most 4 so far: ")
     assert "resources.slots_per_trial to 4 or less" in missing
     assert "at most 6" in reason_of(of(agent(1, 2), agent(2, 4)), request(1, 8, single_agent=False))
     ruled_out = Request(1, job(1), 1, frozenset({1}))

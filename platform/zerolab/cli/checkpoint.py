@@ -5,12 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zerolab.cli.connection import (
-    ExperimentId,
-    complete_from_server,
-    complete_trial,
-    id_of,
-)
+from zerolab.cli.connection import ExperimentId, complete_from_server, id_option
 from zerolab.cli.groups import command_group
 from zerolab.cli.output import (
     AsJson,
@@ -20,6 +15,7 @@ from zerolab.cli.output import (
     print_message,
     print_table,
     result,
+    without_lengths,
 )
 from zerolab.formatting import size_text
 
@@ -55,18 +51,13 @@ Uuid = Annotated[
 def list_checkpoints(
     experiment_id: ExperimentId,
     trial: Annotated[
-        int | None,
-        typer.Option(
-            "--trial",
-            parser=id_of("trial"),
-            metavar="TRIAL_ID",
-            help="List only the checkpoints of this trial.",
-            autocompletion=complete_trial,
-        ),
+        int | None, id_option("trial", "--trial", text="List only the checkpoints of this trial.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the checkpoints of an experiment.
+
+    Each is listed with the searcher's metric at its batch. The best one is marked.
 
     Example: zerolab checkpoint list 1
     """
@@ -74,6 +65,8 @@ def list_checkpoints(
 
     with connect() as client:
         checkpoints = client.experiment_checkpoints(experiment_id)
+        metric = client.experiment(experiment_id)["metric"]
+        best = client.best_checkpoint(experiment_id)["checkpoint"]
     if trial is not None:
         checkpoints[:] = [item for item in checkpoints if item["trial_id"] == trial]
     if as_json:
@@ -84,13 +77,16 @@ def list_checkpoints(
             checkpoint["uuid"],
             checkpoint["trial_id"],
             checkpoint["steps_completed"],
+            number((checkpoint["metrics"] or {}).get(metric)),
+            "best" if best and best["uuid"] == checkpoint["uuid"] else "",
             checkpoint["state"],
             size_text(checkpoint["size_bytes"]),
             checkpoint["created_at"],
         )
         for checkpoint in checkpoints
     ]
-    print_table(["uuid", "trial", "batch", "state", "size", "created"], rows)
+    columns = ["uuid", "trial", "batch", metric or "metric", "", "state", "size", "created"]
+    print_table(columns, rows)
     stored = [
         checkpoint for checkpoint in checkpoints if checkpoint["state"] in {"COMPLETED", "PARTIAL"}
     ]
@@ -134,8 +130,8 @@ def describe(uuid: Uuid, as_json: AsJson = False) -> None:
 
 def metric_lines(checkpoint: "Json") -> str:
     """Return a checkpoint's validation metrics, one per line."""
-    metrics = checkpoint["metrics"] or {}
-    return "\n".join(f"{name}: {number(metrics[name])}" for name in metrics)
+    metrics = without_lengths(checkpoint["metrics"] or {})
+    return "\n".join(f"{name}: {number(value)}" for name, value in metrics.items())
 
 
 @group.command()

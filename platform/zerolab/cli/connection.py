@@ -1,12 +1,14 @@
 """Connection of commands to a server, and arguments that name its resources."""
 
+import contextlib
 import re
+import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerolab.errors import UnreachableError, ZerolabError
+from zerolab.errors import UnreachableError
 from zerolab.paths import Home, named_master, server_url, token_of
 
 if TYPE_CHECKING:
@@ -14,22 +16,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ExperimentId",
+    "OfState",
     "TrialId",
-    "complete_experiment",
     "complete_from",
     "complete_from_server",
-    "complete_trial",
     "completed_id",
     "connect",
     "find_server_url",
-    "id_of",
+    "id_argument",
+    "id_option",
     "named_master",
     "server_url",
     "token_of",
 ]
 
 
-def id_of(noun: str) -> Callable[[str], int]:
+def _id_of(noun: str) -> Callable[[str], int]:
     """Return a parser of ids of experiments or trials."""
 
     def read(text: str) -> int:
@@ -52,6 +54,13 @@ _LISTS = {
     "trial": ("a trial", "zerolab trial list EXPERIMENT"),
     "checkpoint": ("a checkpoint", "zerolab checkpoint list EXPERIMENT"),
 }
+
+_STATES = "ACTIVE", "PAUSED", "COMPLETED", "CANCELED", "ERROR"
+_SAFE_VALUE = re.compile(r"[\w.,/:@%+=-]+")
+_UNSAFE_TEXT = re.compile(r"[^\w .,/:@%+=()-]")
+"""Shells evaluate what a completion returns, and anybody may name an experiment ``$(command)``."""
+_COMPLETION_S = 2.0
+"""Maximum time that a shell waits for a completion, for all requests together."""
 
 Completions = Callable[[typer.Context, str], list[tuple[str, str]]]
 """Shell completion: values that begin with a text, each with an explanation or an empty string."""
@@ -82,12 +91,21 @@ def complete_from_server(
     """
 
     def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-        try:
-            with connect(timeout_s=1.0) as client:
-                values = [(str(value), text) for value, text in list_values(client, context)]
-        except (ZerolabError, OSError, LookupError, TypeError, ValueError):
-            return []
-        return [(value, text) for value, text in values if value.startswith(incomplete)]
+        values: list[tuple[str, str]] = []
+
+        def read() -> None:
+            # A shell must never print an error here.
+            with contextlib.suppress(Exception), connect(timeout_s=1.0) as client:
+                values.extend((str(value), text) for value, text in list_values(client, context))
+
+        reader = threading.Thread(target=read, daemon=True)  # name lookups have no timeout
+        reader.start()
+        reader.join(_COMPLETION_S)
+        return [
+            (value, _UNSAFE_TEXT.sub("?", text))
+            for value, text in ([] if reader.is_alive() else values)
+            if value.startswith(incomplete) and _SAFE_VALUE.fullmatch(value)
+        ]
 
     return complete
 
@@ -107,18 +125,52 @@ _COMPLETED = 100
 """Maximum number of resources that the shell offers."""
 _COMPLETED_EXPERIMENTS = 5
 
-complete_experiment = complete_from_server(_experiment_ids)
-complete_trial = complete_from_server(_trial_ids)
+_COMPLETE = {
+    "experiment": complete_from_server(_experiment_ids),
+    "trial": complete_from_server(_trial_ids),
+}
 
-ExperimentId = Annotated[
-    int,
-    typer.Argument(
-        parser=id_of("experiment"), help="Id of the experiment.", autocompletion=complete_experiment
+
+def id_argument(noun: str, text: str | None = None) -> Any:
+    """Return an argument with the id of an experiment or a trial.
+
+    Args:
+        noun: ``experiment`` or ``trial``.
+        text: Its help.
+    """
+    return typer.Argument(
+        parser=_id_of(noun), help=text or f"Id of the {noun}.", autocompletion=_COMPLETE[noun]
+    )
+
+
+def id_option(noun: str, *names: str, text: str) -> Any:
+    """Return an option with the id of an experiment or a trial.
+
+    Args:
+        noun: ``experiment`` or ``trial``.
+        names: Names of the option.
+        text: Its help.
+    """
+    return typer.Option(
+        *names,
+        parser=_id_of(noun),
+        metavar=f"{noun.upper()}_ID",
+        help=text,
+        autocompletion=_COMPLETE[noun],
+    )
+
+
+ExperimentId = Annotated[int, id_argument("experiment")]
+TrialId = Annotated[int, id_argument("trial")]
+OfState = Annotated[
+    str | None,
+    typer.Option(
+        "--state",
+        parser=str.upper,
+        metavar="STATE",
+        help=f"List only those in this state: {', '.join(_STATES)}.",
+        autocompletion=complete_from(*_STATES),
     ),
-]
-TrialId = Annotated[
-    int,
-    typer.Argument(parser=id_of("trial"), help="Id of the trial.", autocompletion=complete_trial),
 ]
 
 
@@ -130,7 +182,8 @@ def find_server_url(home: Home) -> str:
     """
     url = server_url(home)
     if url is None:
-        msg = f"no server runs for the data directory {home.path}; start one with `zerolab up`"
+        msg = f"no server runs for the data directory {home.path}; start one with `zerolab up`, "
+        msg += "or name one of another machine with --master URL or ZEROLAB_MASTER"
         raise UnreachableError(msg)
     return url
 

@@ -6,13 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from zerolab.cli.config_overrides import ChangesFile, Paused, Values, read_changes
-from zerolab.cli.connection import (
-    ExperimentId,
-    complete_experiment,
-    complete_from,
-    complete_trial,
-    id_of,
-)
+from zerolab.cli.connection import ExperimentId, OfState, complete_from, id_argument, id_option
 from zerolab.cli.groups import command_group
 from zerolab.cli.log_stream import AsJsonLines, Follow, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
@@ -61,14 +55,7 @@ _NOTHING_RAN = {"pause": "is paused", "cancel": "is canceled", "kill": "is kille
 
 @group.command("list", rich_help_panel=_INSPECT)
 def list_experiments(
-    state: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STATE",
-            help="List only experiments in this state: ACTIVE, PAUSED, COMPLETED, CANCELED, ERROR.",
-            autocompletion=complete_from("ACTIVE", "PAUSED", "COMPLETED", "CANCELED", "ERROR"),
-        ),
-    ] = None,
+    state: OfState = None,
     name: Annotated[
         str | None, typer.Option(help="List only experiments whose name contains this text.")
     ] = None,
@@ -194,9 +181,8 @@ def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
             "searcher": _searcher_text(experiment),
             "trials": ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states)),
             "restarts": sum(trial["restarts"] for trial in trials) or None,
-            "best validation": number(experiment["best_validation"]),
-            "best trial": best and f"{best['id']}{' (failed)' if best['state'] == 'ERROR' else ''}",
-            "started with": hparam_lines(best) if best else None,
+            "best validation": best and _best_text(experiment, best),
+            "hyperparameters": hparam_lines(best) if best else None,
             "best checkpoint": checkpoint_text(saved, experiment["metric"]),
             "note": saved["note"],
             "warning": unread_text(experiment),
@@ -207,6 +193,12 @@ def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
             "error": experiment["error"],
         }
     )
+
+
+def _best_text(experiment: dict[str, Any], best: dict[str, Any]) -> str:
+    value = f"{experiment['metric']} {number(experiment['best_validation'])}"
+    failed = " (failed)" if best["state"] == "ERROR" else ""
+    return f"{value} at batch {best['best_steps']} of trial {best['id']}{failed}"
 
 
 def _searcher_text(experiment: dict[str, Any]) -> str:
@@ -237,23 +229,10 @@ def logs(
 
 def all_logs(
     experiment_id: Annotated[
-        int | None,
-        typer.Argument(
-            parser=id_of("experiment"),
-            help="Id of the experiment. Default: the newest one.",
-            autocompletion=complete_experiment,
-        ),
+        int | None, id_argument("experiment", "Id of the experiment. Default: the newest one.")
     ] = None,
     trial: Annotated[
-        int | None,
-        typer.Option(
-            "--trial",
-            "-t",
-            parser=id_of("trial"),
-            metavar="TRIAL_ID",
-            help="Print the logs of this trial only.",
-            autocompletion=complete_trial,
-        ),
+        int | None, id_option("trial", "--trial", "-t", text="Print the logs of this trial only.")
     ] = None,
     follow: Follow = False,
     tail: Tail = None,
@@ -271,7 +250,7 @@ def all_logs(
     from zerolab.errors import ConfigError, NotFoundError
 
     if experiment_id is not None and trial is not None:
-        raise ConfigError("zerolab logs", ["give an experiment or --trial, not both"])
+        raise ConfigError("logs", ["give an experiment or --trial, not both"])
     log_filter = LogFilter(rank=rank, level=level, tail=tail)
     with connect() as client:
         if trial is not None:

@@ -42,7 +42,6 @@ _GROUPS |= {"queue": "job", "log": "logs"}
 _OTHER_WORDS = {
     "browse": "zerolab open",
     "create": "zerolab submit FILE",
-    "describe": "zerolab experiment describe ID",
     "list": "zerolab experiment list",
     "login": "zerolab open",
     "ls": "zerolab experiment list",
@@ -65,8 +64,8 @@ NUMBERS: dict[str, Any] = {"ignore_unknown_options": True}
 _METAVARS = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER"}
 _METAVARS |= {"str": "TEXT", "list[str]": "TEXT", "list[int]": "N", "path": "PATH"}
 _LIMITS = {
-    r"\bx>=(\S+?)(?=[;\]])": r"at least \1",
-    r"(\S+)<=x<=(\S+?)(?=[;\]])": r"\1 to \2",
+    r"\bx>=(\S+?)(?=[;\]])": r"at least \g<1>",
+    r"(\S+)<=x<=(\S+?)(?=[;\]])": r"\g<1> to \g<2>",
 }
 """typer's notation of a range, and words."""
 
@@ -76,7 +75,7 @@ def _with_metavar(record: tuple[str, str]) -> tuple[str, str]:
     name, text = record
     name = re.sub(r"<([^<>]+)>", lambda match: _METAVARS.get(match[1], match[1]), name)
     for pattern, words in _LIMITS.items():
-        text = re.sub(pattern, words.replace("\\1", "\\g<1>").replace("\\2", "\\g<2>"), text)
+        text = re.sub(pattern, words, text)
     return name, text
 
 
@@ -98,8 +97,26 @@ def _summary(command: Any) -> str:
     return re.split(r"(?<=[^.])\.(?:\s|$)", first)[0]
 
 
+def _argument_name(parameter: Any) -> str:
+    return str(parameter.metavar or parameter.name.upper())
+
+
 class Command(TyperCommand):
-    """Command with standard metavars in its help, and examples at its end."""
+    """Command with standard metavars in its help and errors, and examples at its end."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments; an error names them as the help does."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            if error.param is not None and error.param.param_type_name == "argument":
+                error.param_hint = _argument_name(error.param)
+            problems = getattr(error.__cause__, "errors", None)  # pydantic checks types of options
+            if problems is not None:
+                from zerolab.schema.section import requirement
+
+                error.message = requirement(problems()[0])
+            raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the arguments in capitals, optional ones in brackets."""
@@ -122,7 +139,7 @@ class Command(TyperCommand):
             if record is None:
                 continue
             if parameter.param_type_name == "argument":
-                name = getattr(parameter, "metavar", None) or parameter.name.upper()
+                name = _argument_name(parameter)
                 record = name + "..." * (parameter.nargs != 1 and "." not in name), record[1]
             rows[parameter.param_type_name].append(_with_metavar(record))
         for kind, records in rows.items():
@@ -275,9 +292,11 @@ class Group(TyperGroup):
         text = command_replacement(*command_path)
         if text is not None:
             return f" What `det {' '.join(command_path)}` did: {text}"
-        names = sorted({*self.list_commands(ctx)} - _NEVER_SUGGESTED)
-        close = get_close_matches(name, names)
-        return f" Did you mean {', '.join(map(repr, close))}?" if close else ""
+        names = self.list_commands(ctx)
+        close = get_close_matches(name, sorted({*names} - _NEVER_SUGGESTED))
+        if close:
+            return f" Did you mean {', '.join(map(repr, close))}?"
+        return f" Its commands: {', '.join(names)}." if ctx.parent is not None else ""
 
 
 class Root(Group):
@@ -295,14 +314,15 @@ class Root(Group):
     def _suggestion(self, ctx: Any, name: str) -> str:
         """Suggest commands of the groups, too: ``zerolab pause`` means an experiment or a trial."""
         groups = {group: self.get_command(ctx, group) for group in ("experiment", "trial")}
-        matches = [
-            f"zerolab {group} {name} ID"
-            for group, command in groups.items()
-            if name in command.list_commands(ctx)
-        ]
-        other = _OTHER_WORDS.get(name)
-        if other is not None and not matches:
-            matches = [other]
+        matches = (
+            [_OTHER_WORDS[name]]
+            if name in _OTHER_WORDS
+            else [
+                f"zerolab {group} {name} ID"
+                for group, command in groups.items()
+                if name in command.list_commands(ctx)
+            ]
+        )
         if matches:
             return f" Did you mean {' or '.join(f'`{line}`' for line in matches)}?"
         return super()._suggestion(ctx, name)

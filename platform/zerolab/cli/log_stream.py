@@ -39,6 +39,7 @@ OfLevel = Annotated[
     str | None,
     typer.Option(
         "--level",
+        parser=str.upper,
         metavar="LEVEL",
         help="Print only the lines of this level: DEBUG, INFO, WARNING, ERROR or CRITICAL.",
         autocompletion=complete_from("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),

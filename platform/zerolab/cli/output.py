@@ -13,6 +13,7 @@ import typer
 from zerolab.contract.flatten import flatten_hparams
 
 __all__ = [
+    "LENGTHS",
     "ArchivedToo",
     "AsJson",
     "ColoredText",
@@ -34,6 +35,7 @@ __all__ = [
     "result",
     "unread_text",
     "waiting_lines",
+    "without_lengths",
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -65,6 +67,8 @@ Port = Annotated[
         "Default: 8080 if it is free.",
     ),
 ]
+LENGTHS = frozenset({"batches", "epochs"})
+"""Metrics that every validation has: how long the trial has trained."""
 _NARROWEST = 8
 """Minimum width of a column in characters, in any terminal."""
 
@@ -115,6 +119,11 @@ def unread_text(experiment: Mapping[str, Any]) -> str | None:
         f"the trials never read {', '.join(names)}, which the search varies; "
         "read it from get_hparams(), or remove it from the search"
     )
+
+
+def without_lengths(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return validation metrics without ``batches`` and ``epochs``, the lengths at which it was."""
+    return {name: metrics[name] for name in metrics if name not in LENGTHS}
 
 
 def checkpoint_text(best: Mapping[str, Any], metric: str | None) -> str | None:

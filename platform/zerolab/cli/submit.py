@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from zerolab.cli.config_overrides import Values, read_changes
 from zerolab.cli.output import AsJson, print_json, print_message, print_warnings, result
 
 __all__ = ["Config", "ModelDir", "Test", "print_waiting_reason", "read_submission", "submit"]
@@ -28,6 +29,7 @@ Test = Annotated[
 def submit(
     config: Config,
     model_dir: ModelDir = None,
+    values: Values = None,
     test: Test = False,
     paused: Annotated[
         bool,
@@ -38,10 +40,11 @@ def submit(
     """Submit an experiment to the server, and print its id.
 
     Example: id=$(zerolab submit experiment.yaml)
+    zerolab submit experiment.yaml --set searcher.max_trials=16
     """
     from zerolab.cli.connection import connect
 
-    content, archive = read_submission(config, model_dir)
+    content, archive = read_submission(config, model_dir, values)
     with connect() as client:
         experiment = client.create_experiment(content, archive, activate=not paused, test=test)
     if as_json:
@@ -59,19 +62,28 @@ def print_waiting_reason(experiment: dict[str, Any]) -> None:
         print_message(f"experiment {experiment['id']} waits: {experiment['waiting_reason']}")
 
 
-def read_submission(config: Path, model_dir: Path | None) -> tuple[dict[str, Any], bytes]:
+def read_submission(
+    config: Path, model_dir: Path | None, values: list[str] | None
+) -> tuple[dict[str, Any], bytes]:
     """Read and check an experiment and pack its model, before anything is started.
+
+    Args:
+        config: The experiment file or its folder.
+        model_dir: The model directory, if it is not the folder of the file.
+        values: ``KEY=VALUE`` overrides of the file.
 
     Raises:
         ConfigError: With every problem of the experiment file and its engine file.
     """
     from zerolab.client.archive import pack
+    from zerolab.config.engine.reader import merge
     from zerolab.config.experiment.model_files import FolderFiles
     from zerolab.config.files import experiment_file, read_yaml
     from zerolab.config.validation import check_experiment
 
     config = experiment_file(config)
-    content = read_yaml(config)
+    changes = read_changes(None, values, paused=False)["config"]
+    content = merge(read_yaml(config), changes)
     directory = model_dir or config.absolute().parent
     check_experiment(content, FolderFiles(directory), str(config))
     return content, pack(directory)

@@ -17,6 +17,7 @@ from zerolab.cli.connection import (
 from zerolab.cli.groups import command_group
 from zerolab.cli.log_stream import AsJsonLines, Follow, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
+    LENGTHS,
     ArchivedToo,
     AsJson,
     checkpoint_text,
@@ -27,6 +28,7 @@ from zerolab.cli.output import (
     print_done,
     print_fields,
     print_json,
+    print_message,
     print_table,
     print_warnings,
     problem_lines,
@@ -90,7 +92,7 @@ def list_trials(
     from zerolab.errors import ConfigError
 
     if as_csv and as_json:
-        raise ConfigError("zerolab trial list", ["give --csv or --json, not both"])
+        raise ConfigError("trial list", ["give --csv or --json, not both"])
     with connect() as client:
         shown = None if archived else False
         trials = client.trials(experiment_id, sort=column_of(sort), limit=limit, archived=shown)
@@ -131,9 +133,10 @@ def describe(trial_id: TrialId, as_json: AsJson = False) -> None:
             "no result": trial["result_problem"] if not trial["error"] else None,
             "waits": trial["waiting_reason"],
             "batches": trial["steps_completed"],
-            "best validation": number(trial["best_validation"]),
-            "at batch": trial["best_steps"],
-            "latest": number(trial["latest_validation"]),
+            "best validation": _validation_text(
+                metric, trial["best_validation"], trial["best_steps"]
+            ),
+            "latest": _validation_text(metric, trial["latest_validation"]),
             "restarts": trial["restarts"],
             "slot time": duration_text(trial["slot_seconds"]),
             "seed": trial["seed"],
@@ -147,6 +150,13 @@ def describe(trial_id: TrialId, as_json: AsJson = False) -> None:
             "runs": "\n".join(_run_lines(runs)),
         }
     )
+
+
+def _validation_text(metric: str | None, value: object, steps: int | None = None) -> str | None:
+    if value is None:
+        return None
+    position = "" if steps is None else f" at batch {steps}"
+    return f"{metric} {number(value)}{position}"
 
 
 def _run_lines(runs: Sequence[dict[str, Any]]) -> list[str]:
@@ -220,7 +230,7 @@ def metrics(
     """Print the metrics of a trial, one value per line.
 
     A curve of more than 1,000 values is averaged down to 1,000. `zerolab experiment metrics`
-    exports every value.
+    exports every value. `--name epochs` prints the epochs at each validation.
 
     Example: zerolab trial metrics 3 --name loss
     """
@@ -228,15 +238,49 @@ def metrics(
 
     with connect() as client:
         curves = client.metrics(trial_id, kind, name or ())
+        if len({curve["name"] for curve in curves}) < len(set(name or ())) or (kind and not curves):
+            _check_metrics(client.metric_names(trial_id), kind, name or ())
     if as_json:
         print_json(curves)
         return
+    if not curves:
+        print_message(f"trial {trial_id} has reported no metrics yet")
+        return
+    hidden = LENGTHS - set(name or ())
     rows = [
         (curve["group"], curve["name"], step, number(value, 6))
         for curve in curves
+        if curve["group"] != "validation" or curve["name"] not in hidden
         for step, value in curve["points"]
     ]
     print_table(["group", "metric", "batch", "value"], rows)
+
+
+def _check_metrics(
+    metrics: list[dict[str, Any]], group_name: str | None, names: Sequence[str]
+) -> None:
+    """Check that a trial has reported the metrics of a group and of names.
+
+    Raises:
+        ConfigError: With every unknown name, and the known ones.
+    """
+    from zerolab.errors import ConfigError
+    from zerolab.schema.section import suggest
+
+    known = {"--group": dict.fromkeys(metric["group"] for metric in metrics)}
+    known["--name"] = dict.fromkeys(
+        metric["name"] for metric in metrics if group_name in {None, metric["group"]}
+    ) or dict.fromkeys(metric["name"] for metric in metrics)
+    requested = {"--group": [group_name] if group_name else [], "--name": names}
+    problems = [
+        f"{option}: must be one of {', '.join(known[option])}, got {value!r}"
+        f"{suggest(value, known[option])}"
+        for option, values in requested.items()
+        for value in values
+        if known[option] and value not in known[option]
+    ]
+    if problems:
+        raise ConfigError("trial metrics", problems)
 
 
 @group.command(rich_help_panel=_CONTROL)

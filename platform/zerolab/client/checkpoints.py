@@ -50,7 +50,7 @@ def download_checkpoint(
     if globs and not selected:
         names = ", ".join(sorted(described.resources)[:10])
         problem = f"must fit at least one file, got {', '.join(globs)}; there are: {names}"
-        raise ConfigError("zerolab checkpoint download", [f"--glob: {problem}"])
+        raise ConfigError("checkpoint download", [f"--glob: {problem}"])
     directory.mkdir(parents=True, exist_ok=True)
     write_atomic(directory / DESCRIPTION_FILE, content, mode=0o644)
     for name in selected:

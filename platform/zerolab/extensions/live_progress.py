@@ -63,6 +63,11 @@ class TrialProgress:
             return "importing the code and building the trial"
         return "" if self.activity in {None, "training"} else str(self.activity)
 
+    @property
+    def has_trained(self) -> bool:
+        """Return whether its run has trained a batch: metrics of an earlier run are outdated."""
+        return self.batch > 0 and self.doing in {"", "validating", "checkpointing"}
+
 
 def watch(client: "Client", experiment_id: int) -> dict[str, Any]:
     """Show progress on standard error until an experiment has ended; return it.
@@ -93,10 +98,14 @@ def describe_line(trial: TrialProgress) -> str:
     if trial.state == "QUEUED":
         return "  ".join([*parts, trial.doing])
     parts += [trial.doing] if trial.doing else []
+    if trial.doing and not trial.has_trained:
+        if trial.batch:
+            parts.append(f"after batch {trial.batch}")
+        return "  ".join(parts)
     parts.append(f"batch {trial.batch}")
-    if trial.value is not None:
+    if trial.has_trained and trial.value is not None:
         parts.append(f"{trial.metric} {number(trial.value)}")
-    if isinstance(trial.speed, float | int):
+    if trial.has_trained and isinstance(trial.speed, float | int):
         parts.append(f"{trial.speed:.0f} samples/s")
     parts.append(f"{100 * trial.progress:.0f} %")
     if trial.remaining_s is not None:
@@ -250,8 +259,10 @@ def _table(experiment: dict[str, Any], trials: list[TrialProgress]) -> "Renderab
             str(trial.trial_id),
             _state(trial).rstrip(":"),
             str(trial.batch),
-            f"{named} {number(trial.value)}".strip(),
-            f"{trial.speed:.0f}" if isinstance(trial.speed, float | int) else "",
+            f"{named} {number(trial.value)}".strip() if trial.has_trained else "",
+            f"{trial.speed:.0f}"
+            if trial.has_trained and isinstance(trial.speed, float | int)
+            else "",
             ProgressBar(total=1.0, completed=trial.progress, width=24),
             "" if trial.remaining_s is None else duration_text(trial.remaining_s),
         )

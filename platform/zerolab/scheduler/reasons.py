@@ -41,9 +41,8 @@ def cannot_fit(request: Request, agents: Sequence[AgentSlots]) -> str:
     limit = _max_slots(job, capacities)
     reason = (
         f"it needs {_describe_slots(job)}, and there are at most {limit or 'none'}"
-        f"{_unusable_slots(allowed)}: "
+        f"{_unusable_slots(allowed)} so far: it starts when an agent with that many connects"
     )
-    reason += "it cannot start until an agent offers that many"
     return reason + (f"; or set {job.slots_key} to {limit} or less" if limit else "")
 
 
@@ -123,7 +122,7 @@ def own_quota(job: Job) -> str:
 def _no_agent(pool: str, other_pools: Sequence[str]) -> str:
     if not other_pools and pool == DEFAULT_POOL:
         return (
-            "no agent is connected: start one with `zerolab up`, or with "
+            "no agent is connected yet: start one with `zerolab up`, or with "
             "`zerolab agent start` on another machine"
         )
     reason = (

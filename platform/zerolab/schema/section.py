@@ -1,6 +1,7 @@
 """Base class of all configuration sections, keys without effect, and pydantic's errors as ours."""
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -37,6 +38,7 @@ __all__ = [
     "hint",
     "hints_of",
     "keys_of",
+    "requirement",
     "suggest",
     "validate",
 ]
@@ -276,7 +278,7 @@ _NO_MAPPING = ("model_type", "model_attributes_type")
 
 
 def _problem(section: type[Section], error: Mapping[str, Any]) -> str:
-    kind, message = error["type"], error["msg"]
+    kind = error["type"]
     key = dotted(_file_path(section, error["loc"]))
     if kind == "union_tag_invalid":
         return _unknown_choice(section, key, error)
@@ -286,14 +288,15 @@ def _problem(section: type[Section], error: Mapping[str, Any]) -> str:
         return f"{key}{_MISSING_SUFFIXES[kind]}: is required, got nothing"
     if kind == "value_error":
         return f"{key}: {error['ctx']['error']}"
-    shown = _show(error["input"])
     if kind in _NO_MAPPING:
-        return f"{key}: must be a mapping of keys to values, got {shown}"
-    return f"{key}: {_plain_message(message)}, got {shown}"
+        return f"{key}: must be a mapping of keys to values, got {_show(error['input'])}"
+    return f"{key}: {requirement(error)}"
 
 
+_SHOULD = re.compile(r"^[A-Z]\w+ should (?=be|have|match)")
 _PLAIN_WORDS = {
-    "Input should be": "must be",
+    ", unable to parse string as an integer": "",
+    ", unable to parse string as a number": "",
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
     "a valid integer": "a whole number",
@@ -304,10 +307,19 @@ _PLAIN_WORDS = {
 }
 
 
-def _plain_message(message: str) -> str:
+def requirement(error: Mapping[str, Any]) -> str:
+    """Describe a problem of pydantic as ``must be A, got B``.
+
+    Args:
+        error: An item of ``errors()`` of its exception.
+    """
+    message = _SHOULD.sub("must ", error["msg"])
     for pattern, replacement in _PLAIN_WORDS.items():
         message = message.replace(pattern, replacement)
-    return message[0].lower() + message[1:]
+    value, hint = error["input"], ""
+    if error["type"] == "literal_error" and isinstance(value, str):
+        hint = suggest(value, re.findall(r"'([^']*)'", error["ctx"]["expected"]))
+    return f"{message[0].lower()}{message[1:]}, got {_show(value)}{hint}"
 
 
 def remove_path(data: Any, path: Path) -> Any:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from zerolab.schema.section import Int, PositiveFloat, PositiveInt, Section, validate
+from zerolab.schema.section import Int, PositiveFloat, PositiveInt, Section, suggest, validate
 
 __all__ = ["SPECS", "ConstSpec", "RangeSpec", "Spec", "is_spec", "read_spec", "same_value"]
 
@@ -388,7 +388,8 @@ def read_spec(value: Mapping[str, Any]) -> Spec | list[str]:
     """
     kind = value["type"]
     if not isinstance(kind, str) or kind not in SPECS:
-        return [f"type: must be one of {', '.join(SPECS)}, got {kind!r}"]
+        hint = suggest(kind, SPECS) if isinstance(kind, str) else ""
+        return [f"type: must be one of {', '.join(SPECS)}, got {kind!r}{hint}"]
     if kind in _RANGES and not {"min", "max"}.isdisjoint(value):
         return _read_min_max(kind, value)
     spec, problems, _ = validate(SPECS[kind], value)

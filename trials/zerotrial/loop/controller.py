@@ -370,7 +370,7 @@ class Controller:
             self._reported_at = self.steps
 
     def _validate(self) -> None:
-        self._recorder.report_state("validating")
+        self._recorder.report_state("validating", self.steps / self._schedule.max_steps)
         metrics = self._validator.run()
         first, self._validated_at = self._validated_at < 0, self.steps
         value = metrics.get(self._settings.metric or "")
@@ -423,7 +423,7 @@ class Controller:
         logger.warning(text)
 
     def _checkpoint(self) -> None:
-        self._recorder.report_state("checkpointing")
+        self._recorder.report_state("checkpointing", self.steps / self._schedule.max_steps)
         before, self._checkpointed_at = self._checkpointed_at, self.steps
         try:
             self._checkpoints.save(self._state_to_save())

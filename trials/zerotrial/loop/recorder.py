@@ -166,9 +166,11 @@ class Recorder:
         if measured and self._reporter is not None:
             self._reporter.report_metrics("system", steps, measured)
 
-    def report_state(self, state: str) -> None:
-        """Report the state of the run."""
+    def report_state(self, state: str, progress: float | None = None) -> None:
+        """Report the state of the run, with the progress at which it enters that state."""
         if self._reporter is not None:
+            if progress is not None:
+                self._reporter.report_progress(progress)
             self._reporter.report_state(state)
 
     def _engine_metrics(self) -> dict[str, float]:

@@ -52,17 +52,17 @@ def init(
     if template not in TEMPLATES:
         lines = "".join(f"\n  {name}: {text}" for name, text in TEMPLATES.items())
         problem = f"--template: must be one of {', '.join(TEMPLATES)}, got {template!r}{lines}"
-        raise ConfigError("zerolab init", [problem])
+        raise ConfigError("init", [problem])
     files = {
         directory / file.name.removesuffix(_SUFFIX): file.read_text(encoding="utf-8")
         for file in sorted((_FOLDER / template).iterdir())
     }
     if directory.exists() and not directory.is_dir():
-        raise ConfigError("zerolab init", [f"DIR: must be a directory, got the file {directory}"])
+        raise ConfigError("init", [f"DIR: must be a directory, got the file {directory}"])
     existing = [str(file) for file in files if file.exists() or file.is_symlink()]
     if existing:
         names = ", ".join(existing)
-        raise ConfigError("zerolab init", [f"DIR: {names} exists already; use another directory"])
+        raise ConfigError("init", [f"DIR: {names} exists already; use another directory"])
     directory.mkdir(parents=True, exist_ok=True)
     shown = str(directory)
     for file, text in files.items():

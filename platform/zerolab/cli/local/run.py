@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from zerolab.cli.config_overrides import Values
 from zerolab.cli.output import (
     AsJson,
     ColoredText,
@@ -29,6 +30,7 @@ EXIT_DETACHED = 130
 def run(
     config: Config,
     model_dir: ModelDir = None,
+    values: Values = None,
     test: Test = False,
     slots: Annotated[
         int | None, typer.Option(help="Slots of the agent, if this command starts one.")
@@ -47,6 +49,7 @@ def run(
 
     Example: zerolab run my-project
     zerolab run examples/digits/experiment.yaml --test
+    zerolab run my-project --set searcher.max_length.epochs=3
     """
     from zerolab.cli.connection import connect, named_master
     from zerolab.cli.local.background import start_services
@@ -54,7 +57,7 @@ def run(
     from zerolab.paths import Home
     from zerolab.registry import PARTS
 
-    content, archive = read_submission(config, model_dir)
+    content, archive = read_submission(config, model_dir, values)
     home = Home.default()
     if named_master() is None:
         start_services(

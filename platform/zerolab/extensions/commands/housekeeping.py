@@ -42,7 +42,7 @@ def change_experiment(
     changes = {key: value for key, value in values.items() if value}
     if not changes:
         problem = "give at least one of --name, --description, --notes, --label"
-        raise ConfigError("zerolab experiment change", [problem])
+        raise ConfigError("experiment change", [problem])
     with connect() as client:
         changed = client.patch_experiment(experiment_id, **changes)
     message = f"updated {' and '.join(changes)} of experiment {experiment_id}"

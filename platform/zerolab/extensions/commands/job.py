@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zerolab.cli.connection import ExperimentId, complete_experiment, id_of
+from zerolab.cli.connection import ExperimentId, id_option
 from zerolab.cli.groups import NUMBERS, command_group
 from zerolab.cli.output import AsJson, print_json, print_table, result
 
@@ -73,23 +73,11 @@ def move(
     experiment_id: ExperimentId,
     ahead_of: Annotated[
         int | None,
-        typer.Option(
-            "--ahead-of",
-            parser=id_of("experiment"),
-            metavar="EXPERIMENT_ID",
-            help="Move it directly before this experiment.",
-            autocompletion=complete_experiment,
-        ),
+        id_option("experiment", "--ahead-of", text="Move it directly before this experiment."),
     ] = None,
     behind: Annotated[
         int | None,
-        typer.Option(
-            "--behind",
-            parser=id_of("experiment"),
-            metavar="EXPERIMENT_ID",
-            help="Move it directly after this experiment.",
-            autocompletion=complete_experiment,
-        ),
+        id_option("experiment", "--behind", text="Move it directly after this experiment."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

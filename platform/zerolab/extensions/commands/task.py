@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerolab.cli.connection import complete_from, complete_from_server
+from zerolab.cli.connection import OfState, complete_from_server
 from zerolab.cli.groups import command_group
 from zerolab.cli.log_stream import AsJsonLines, Follow, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
@@ -281,14 +281,7 @@ def count_slots(slots: int | None, workers: str) -> tuple[int, int]:
 
 @group.command("list")
 def list_tasks(
-    state: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STATE",
-            help="List only tasks in this state: ACTIVE, PAUSED, COMPLETED, CANCELED, ERROR.",
-            autocompletion=complete_from("ACTIVE", "PAUSED", "COMPLETED", "CANCELED", "ERROR"),
-        ),
-    ] = None,
+    state: OfState = None,
     name: Annotated[
         str | None, typer.Option(help="List only tasks whose name contains this text.")
     ] = None,

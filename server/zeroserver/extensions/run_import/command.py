@@ -23,9 +23,18 @@ def import_file(
     Example: zerolab import .zerolab/runs/train/metrics.jsonl
     """
     from zerolab.cli.connection import connect
+    from zerolab.errors import ConfigError
 
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        problem = (
+            f"must be the metrics.jsonl of a run ({error.strerror}); "
+            "scripts without a server write it to .zerolab/runs/"
+        )
+        raise ConfigError(str(file), [problem]) from None
     with connect() as client:
-        experiment = client.import_metrics(file.read_bytes())
+        experiment = client.import_metrics(content)
     if as_json:
         print_json(experiment)
         return

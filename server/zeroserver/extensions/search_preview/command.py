@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerolab.cli.connection import complete_experiment, id_of
+from zerolab.cli.connection import id_option
 from zerolab.cli.groups import in_panel
 from zerolab.cli.output import AsJson, print_json, print_table, print_warnings, result
 
@@ -33,12 +33,10 @@ def preview(
     ] = None,
     like: Annotated[
         int | None,
-        typer.Option(
+        id_option(
+            "experiment",
             "--like",
-            parser=id_of("experiment"),
-            metavar="EXPERIMENT_ID",
-            help="Use the measured duration of a batch of this experiment. Needs the server.",
-            autocompletion=complete_experiment,
+            text="Use the measured duration of a batch of this experiment. Needs the server.",
         ),
     ] = None,
     as_json: AsJson = False,
