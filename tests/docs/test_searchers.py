@@ -42,8 +42,8 @@ SENTENCES = (
     f"at least {proposals._ENOUGH} finite values",
     f"the best {proposals._GOOD:.0%}".replace("%", " %")
     + f", rounded up, at most {proposals._MOST_GOOD}, and ",
-    f"Of {proposals._CANDIDATES} candidates drawn from the density of the good, "
-    f"in {proposals._BY_DENSITIES:.0%} of".replace("%", " %"),
+    f"In {proposals._BY_DENSITIES:.0%} of the proposals, the two densities choose one of "
+    f"{proposals._CANDIDATES} candidates drawn from the density of the good".replace("%", " %"),
     f"among these, {proposals._MOVED} *moves* and {proposals._ANYWHERE} points from anywhere",
     f"as many as are good there, at least {proposals._FEWEST_MOVED_FROM}",
     f"with probability {candidates._STAYS} as it is",
@@ -55,20 +55,19 @@ SENTENCES = (
     f"the {scores._QUANTILES[0]:.0%} quantile and the median".replace("%", " %"),
     f"at the worst of that scale and {scores._LOWER} below its best",
     f"With fewer than {scores._FEWEST} finite values",
-    f"Two categories lie the root of {2 * gaussian._APART**2} apart",
+    f"The distance of two categories is the root of {2 * gaussian._APART**2}",
     f"expected at {gaussian._LENGTH} times the root of D, {gaussian._DECAY}, and {gaussian._NOISE} "
     f"of the whole variance at the highest rung and {gaussian._NOISE_GROWTH:.0f} times as much",
     f"with spreads of {gaussian._LENGTH_SPREAD:.0f}, {gaussian._DECAY_SPREAD:.0f} and "
     f"{gaussian._NOISE_SPREAD}",
     f"{gaussian._FLOOR} is added to every noise",
-    f"{gaussian._STEPS} steps by the sign of the gradient (Rprop: {gaussian._STEP} at first, "
-    f"{gaussian._FASTER} times as far where a sign stays, {gaussian._SLOWER} times where it turns, "
-    f"from {gaussian._LEAST_STEP} to {gaussian._MOST_STEP}), nowhere more than "
-    f"{gaussian._FARTHEST:.0f} spreads",
+    f"{gaussian._STEPS} steps of Rprop (initial step {gaussian._STEP}, factor {gaussian._FASTER} "
+    f"if the sign of the gradient stays, {gaussian._SLOWER} if it changes, steps from "
+    f"{gaussian._LEAST_STEP} to {gaussian._MOST_STEP}), at most {gaussian._FARTHEST:.0f} spreads",
     f"rounded to {gaussian._SHAPE_DIGITS} decimals (the gradient to {gaussian._GRADIENT_DIGITS})",
     f"there are {proposals._GROWTH} times as many results",
     f"At most {proposals._RESULTS} results are used",
-    f"half of what is left, or {proposals._LEAST_OF_A_RUNG}, or what it has",
+    f"half of the remaining number, or {proposals._LEAST_OF_A_RUNG}, or as many as it has",
     f"highest trusted rung with at least {proposals._ENOUGH_ABOVE} finite values",
     f"the newest {proposals._MOST_PENDING} of the trials that have not been judged",
     f"the newest {proposals._MOST_PENDING} trials that have not been judged",
