@@ -52,7 +52,13 @@ def test_experiment_page_has_all_sections(site: Site, owner: Watched) -> None:
     expect(saved).to_contain_text("KiB")
     expect(saved).to_contain_text("latest")
     saved.locator("summary").click()
-    expect(saved).to_contain_text("manifest.json")
+    file = saved.get_by_role("link", name="manifest.json").first
+    downloaded = page.request.get(str(file.evaluate("link => link.href")))
+    assert isinstance(downloaded.json(), dict)
+    dialog = page.get_by_role("dialog")
+    saved.get_by_role("button", name="delete").click()
+    expect(dialog).to_contain_text("This cannot be undone")
+    dialog.get_by_role("button", name="Cancel").click()
 
     page.get_by_role("link", name="logs", exact=True).click()
     expect(page.get_by_label("log lines")).to_contain_text("validation after batch 30")

@@ -32,6 +32,12 @@ def test_register_find_and_unregister_checkpoint(stage: Stage, spectator: Watche
     expect(version.get_by_role("link", name=str(trial), exact=True)).to_have_attribute(
         "href", f"#/trials/{trial}/checkpoints"
     )
+    page.go_back()
+    row.get_by_role("button", name="delete").click()
+    dialog.get_by_role("button", name="delete").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("waves.2")
+    dialog.get_by_role("button", name="Cancel").click()
+    page.go_forward()
     (model,) = stage.played.get("/models")["models"]
     assert [entry["checkpoint"] for entry in model["versions"]] == [uuid]
 

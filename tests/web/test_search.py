@@ -152,6 +152,7 @@ def test_address_changed_during_load_is_shown(stage: Stage, spectator: Watched) 
     page.add_init_script(change)
     page.reload()
     expect(plot(page, "parallel coordinates")).to_be_visible()
+    expect(page.get_by_label("color by")).to_have_value("metric")
 
 
 def test_add_and_remove_filter(stage: Stage, spectator: Watched) -> None:

@@ -1,6 +1,7 @@
 /** The checkpoints of an experiment or of a trial, the newest first, with what lies in each. */
 
-import { all, get } from "../api";
+import { all, get, remove } from "../api";
+import { Ask } from "../dialog";
 import type { BestCheckpointAnswer, Checkpoint, Num, Trial, TrialPage } from "../resources";
 import { modelAddress, trialAddress, useChoice } from "../route";
 import { bytes, number } from "../format";
@@ -55,7 +56,7 @@ export function Checkpoints({ path, experiment, tick, chosen, registry }: Checkp
           ))}
         >
           {rows.slice(0, MOST_ROWS).map((c) => (
-            <Line key={c.uuid} checkpoint={c} trial={owners.get(c.trial_id)} registry={registry} />
+            <Line key={c.uuid} checkpoint={c} trial={owners.get(c.trial_id)} registry={registry} done={list.reload} />
           ))}
         </Table>
       )}
@@ -76,9 +77,11 @@ interface LineProps {
   checkpoint: Checkpoint;
   trial: Trial | undefined;
   registry: Registered;
+  /** Called after the checkpoint was deleted. */
+  done: () => void;
 }
 
-function Line({ checkpoint: c, trial, registry }: LineProps) {
+function Line({ checkpoint: c, trial, registry, done }: LineProps) {
   const files = Object.entries(c.resources).sort(([a], [b]) => a.localeCompare(b));
   return (
     <tr class={c.state === "DELETED" ? "gone" : ""}>
@@ -103,7 +106,14 @@ function Line({ checkpoint: c, trial, registry }: LineProps) {
           <ul class="files">
             {files.map(([name, size]) => (
               <li key={name}>
-                {name} <span class="muted">{bytes(size)}</span>
+                {c.state === "DELETED" ? (
+                  name
+                ) : (
+                  <a href={`/api/v1/checkpoints/${c.uuid}/file?name=${encodeURIComponent(name)}`} download={name.split("/").at(-1)}>
+                    {name}
+                  </a>
+                )}{" "}
+                <span class="muted">{bytes(size)}</span>
               </li>
             ))}
           </ul>
@@ -124,7 +134,19 @@ function Line({ checkpoint: c, trial, registry }: LineProps) {
       <Cell name="saved" kind="figure">
         <Time at={c.created_at} />
       </Cell>
-      <Cell kind="acts">{c.state === "COMPLETED" && <Register checkpoint={c.uuid} registry={registry} />}</Cell>
+      <Cell kind="acts">
+        {c.state === "COMPLETED" && <Register checkpoint={c.uuid} registry={registry} />}
+        {c.state !== "DELETED" && (
+          <Ask
+            act={() => remove(`/checkpoints/${c.uuid}`).then(done)}
+            final
+            title={`delete checkpoint ${c.uuid.slice(0, 8)}?`}
+            ask="Its files are deleted. This cannot be undone."
+          >
+            delete
+          </Ask>
+        )}
+      </Cell>
     </tr>
   );
 }

@@ -82,7 +82,7 @@ type Parts = Props & { names: string[]; kept: Seen[]; short: Map<string, string>
 
 /** The colour of each trial: its own, or how good it is. */
 function useColors({ row, trials, at }: Props): [string, (value: string) => void, (trial: Seen) => string] {
-  const [by, setBy] = useChoice("color", "trial");
+  const [by, setBy] = useChoice("color", "metric");
   const place = useMemo(() => {
     const order = ranked(trials.filter((trial) => typeof trial.best_validation === "number"), row.smaller_is_better);
     return new Map(order.map((trial, rank) => [trial.id, 1 - rank / Math.max(1, order.length - 1)]));
@@ -149,7 +149,7 @@ function Coordinates(props: Parts) {
       <figcaption>
         <span>parallel coordinates</span>
         <small class="muted">drag on an axis to filter</small>
-        <Select name="color by" value={by} options={[["trial", "Color by trial"], ["metric", `Color by ${metricOf(row)}`]]} choose={setBy} />
+        <Select name="color by" value={by} options={[["metric", `Color by ${metricOf(row)}`], ["trial", "Color by trial"]]} choose={setBy} />
       </figcaption>
       <details class="picker">
         <summary class="muted">{columns.length} of {all.length} axes</summary>
