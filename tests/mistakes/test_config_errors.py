@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from zerolab.cli.submit import read_submission
 from zerolab.config import check_file
 from zerolab.config.experiment.model_files import FolderFiles
 from zerolab.config.files import experiment_file, parse_yaml, read_yaml
@@ -133,3 +134,17 @@ def test_check_accepts_source_files(tmp_path: Path, entrypoint: str, files: dict
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert source_problems(entrypoint, FolderFiles(tmp_path)) == []
+
+
+def test_set_overrides_experiment_file(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text(EXPERIMENT)
+    (tmp_path / "model_def.py").write_text("class T: pass\n")
+    content, _ = read_submission(file, None, ["searcher.max_length.batches=5", "name=x"])
+    assert content["name"] == "x"
+    assert content["searcher"]["max_length"] == {"batches": 5}
+    assert content["searcher"]["metric"] == "accuracy"
+    with pytest.raises(ConfigError, match="max_restart: unknown key; did you mean 'max_restarts'"):
+        read_submission(file, None, ["max_restart=5"])
+    with pytest.raises(ConfigError, match="--set: must be KEY=VALUE"):
+        read_submission(file, None, ["max_restarts"])

@@ -7,6 +7,7 @@ from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_STALE
 
 __all__ = [
     "EXIT_TEMPORARY",
+    "OWN_PEER_PHRASES",
     "PEER_ERROR_PHRASES",
     "failed_by_itself",
     "failed_by_peer",
@@ -20,6 +21,16 @@ EXIT_TEMPORARY = 75
 
 Slurm and shells can then distinguish it from a failure."""
 
+OWN_PEER_PHRASES = (
+    "has exited (this is rank",
+    "has exited or closed its engine",
+    "connection to another rank broke",
+    "the other ranks did not answer",
+    "did not take part within",
+    "has not called it within",
+)
+"""Phrases of our own errors; the code that raises them must have the same."""
+
 PEER_ERROR_PHRASES = (
     "gloo",
     "NCCL",
@@ -31,10 +42,7 @@ PEER_ERROR_PHRASES = (
     "DistNetworkError",
     "DistStoreError",
     "ProcessGroup",
-    "has exited (this is rank",
-    "has exited or closed its engine",
-    "connection to another rank broke",
-    "the other ranks did not answer",
+    *OWN_PEER_PHRASES,
 )
 """Phrases in errors that the loss of another rank causes."""
 

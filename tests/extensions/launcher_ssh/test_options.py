@@ -11,7 +11,14 @@ from typing import Any
 import psutil
 import pytest
 
-from zerolab.contract.nodes import EXIT_TEMPORARY, merge_outcomes, shell_exit_code
+import zerotrial
+from zerolab.contract.nodes import (
+    EXIT_TEMPORARY,
+    OWN_PEER_PHRASES,
+    failed_by_peer,
+    merge_outcomes,
+    shell_exit_code,
+)
 from zerolab.contract.outcome import Outcome
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
@@ -20,6 +27,7 @@ from zerolab.contract.spec import (
     Command,
     Nodes,
 )
+from zerolab.core import socket_ranks
 from zerolab.errors import ConfigError, PeerFailedError
 from zerolab.extensions.launcher_ssh.channel import ssh_command
 from zerolab.extensions.launcher_ssh.coordinator import LaunchPlan, MachineSlots
@@ -567,3 +575,11 @@ def test_options_end_at_script(
     )
     assert done.returncode == code, done.stderr
     assert expected in (done.stderr if code in {2, EXIT_INFRASTRUCTURE} else done.stdout)
+
+
+@pytest.mark.parametrize("phrase", OWN_PEER_PHRASES)
+def test_phrases_of_lost_peers_occur_in_errors(phrase: str) -> None:
+    """A reworded error would otherwise blame the rank that lost another one."""
+    sources = [Path(socket_ranks.__file__), *Path(zerotrial.__file__).parent.rglob("*.py")]
+    assert any(phrase in source.read_text() for source in sources)
+    assert failed_by_peer(Outcome(1, f"rank 1 {phrase} 5 s"))
