@@ -80,6 +80,7 @@ TOLD = (
     queue.Quota,
     users.User,
     users.ApiToken,
+    users.AuditEntry,
 )
 """Resources with a table of their own in the document."""
 

@@ -104,6 +104,7 @@ class _Application(FastAPI):
             self.router.routes,
             has_ended=partial(services.open_runs.has_ended, services.read),
             ownership=services.ownership,
+            record=services.record_change,
         )
 
 

@@ -15,8 +15,10 @@ from starlette.concurrency import run_in_threadpool
 from zerolab.errors import NotFoundError
 from zeroserver.access.open_runs import OpenRuns
 from zeroserver.access.ownership import Ownership
+from zeroserver.access.principal import Principal
 from zeroserver.access.tokens import TokenStore
 from zeroserver.analysis.trial_order import TrialOrders
+from zeroserver.errors import StoreError
 from zeroserver.event_journal import Hub, Journal
 from zeroserver.health import HealthCheck
 from zeroserver.orchestrator.checkpoints.checkpoint_service import (
@@ -33,6 +35,7 @@ from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.settings import Settings
 from zeroserver.store.database import Change, Database
+from zeroserver.store.schema import audit
 
 __all__ = ["Services", "ServicesDep", "freeze_startup_objects", "services_of"]
 
@@ -106,6 +109,19 @@ class Services:
         return await self.database.write(
             lambda transaction: job(UnitOfWork(self.orchestrator, transaction))
         )
+
+    async def record_change(self, principal: Principal, action: str) -> None:
+        """Add a change to the audit log; a failure is logged, since the change is made."""
+        row = {
+            "time": self.orchestrator.clock(),
+            "user_id": principal.user_id,
+            "token_id": principal.token_id,
+            "action": action,
+        }
+        try:
+            await self.write(lambda work: work.connection.execute(audit.insert().values(row)))
+        except StoreError as error:
+            logger.warning("not in the audit log: %s by user %d: %s", action, row["user_id"], error)
 
     async def load_searcher(self, experiment_id: int) -> None:
         """Load a search into memory; the replay runs outside of the writer thread.

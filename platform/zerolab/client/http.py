@@ -561,6 +561,24 @@ class Client(Transport):
         body = {key: value for key, value in changes.items() if value is not None}
         return resource(self._send("PATCH", _path("users", name), json=body).json(), "user")
 
+    def changes(self, **filters: str | int | None) -> list[Json]:
+        """List the changes that users made, newest first; for administrators.
+
+        Args:
+            filters: ``user`` (name), ``limit`` (one page of that size).
+
+        Returns:
+            One dict per change: ``id``, ``time``, ``user``, ``token_id`` (0 for the token of the
+            installation), and ``action``, the method and path of the request.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> user = client.create_user("eve", "viewer")
+            >>> client.changes(limit=1)[0]["action"]
+            'POST /users'
+        """
+        return self._list("/audit", "changes", filters)
+
     def set_password(self, user: str, password: str | None, *, current: str | None = None) -> None:
         """Set the password with which a user signs in on the web page.
 

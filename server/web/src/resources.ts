@@ -59,6 +59,26 @@ export interface ApiTokenPage {
   next_after: null;
 }
 
+/** Change that a user made. */
+export interface AuditEntry {
+  /** Id, from 1. */
+  id: number;
+  /** Time of the change. */
+  time: string;
+  /** Name of the user. */
+  user: string;
+  /** API token of the request, or of the link of the browser; 0 for the token of the installation and for a sign-in with a password. */
+  token_id: number;
+  /** Method and path of the request, such as `POST /experiments/3/kill`. */
+  action: string;
+}
+
+/** Page of changes, newest first. */
+export interface AuditPage {
+  changes: Array<AuditEntry>;
+  next_after: string | null;
+}
+
 /** Checkpoint with the best validation at its step. */
 export interface BestCheckpoint {
   /** The checkpoint; null if none has a validation at its step. */

@@ -37,6 +37,10 @@ OPEN_PATHS = frozenset(
 ) - {_ASSETS.rstrip("/")}
 """Paths that need no token, in addition to the files of the page and of the documentation."""
 
+_API = "/api/v1"
+_MAX_ACTION = 500
+"""Maximum length of an action in the audit log, in characters."""
+
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
@@ -80,6 +84,7 @@ class Guard:
         routes: Routes and included routers, in the order in which a request tries them.
         has_ended: Checks whether a run has ended; its token has expired then.
         ownership: Checks the owner of the resource in a path.
+        record: Adds a change by a user to the audit log.
     """
 
     def __init__(
@@ -91,6 +96,7 @@ class Guard:
         *,
         has_ended: Callable[[int], Awaitable[bool]],
         ownership: Ownership,
+        record: Callable[[Principal, str], Awaitable[None]],
     ) -> None:
         self._app = app
         self._keys = keys
@@ -98,6 +104,7 @@ class Guard:
         self._route_cache: dict[tuple[str, str], tuple[str, dict[str, str]]] = {}
         self._has_ended = has_ended
         self._ownership = ownership
+        self._record = record
         self._limits = settings.limits
         self._behind_https = settings.behind_https
         names = {*_LOOPBACK, settings.host, *settings.host_names}
@@ -128,7 +135,27 @@ class Guard:
         except ZerolabError as error:
             await error_response(error)(scope, receive, guarded_send)
             return
+        if scope["method"] not in _SAFE and self._is_audited(scope):
+            guarded_send = self._recorded(scope, guarded_send)
         await self._app(scope, _limited(receive, self._limit(scope)), guarded_send)
+
+    def _is_audited(self, scope: Scope) -> bool:
+        """Check whether a route makes changes for users, not for agents, runs or searchers."""
+        access = ACCESS.get(self._find_route(scope)[0], ADMIN_TOKEN)
+        return access == PUBLIC or access.callers <= {"user", "browser"}
+
+    def _recorded(self, scope: Scope, send: Send) -> Send:
+        """Wrap ``send`` to record a successful change of a user before its response."""
+
+        async def wrapped(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] < 400:
+                principal: Principal = scope["state"]["principal"]  # signing in sets another one
+                if principal.role is not None:
+                    path = scope["path"].removeprefix(_API)
+                    await self._record(principal, f"{scope['method']} {path}"[:_MAX_ACTION])
+            await send(message)
+
+        return wrapped
 
     def _limit(self, scope: Scope) -> int:
         large = scope["path"] in {"/api/v1/experiments", "/api/v1/import"}

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Select, Table, bindparam, select
 from zerolab.errors import NotFoundError
 from zeroserver.store.schema import (
     agents,
+    audit,
     checkpoints,
     experiments,
     logs,
@@ -28,6 +29,7 @@ from zeroserver.store.schema import (
 
 __all__ = [
     "AgentRow",
+    "AuditRow",
     "CheckpointRow",
     "ExperimentRow",
     "LogRow",
@@ -78,6 +80,18 @@ class TokenRow(Row, frozen=True, gc=False):
     created_at: float
     expires_at: float | None
     last_used_at: float | None
+
+
+class AuditRow(Row, frozen=True, gc=False):
+    """Row of the table ``audit``."""
+
+    table: ClassVar[Table] = audit
+
+    id: int
+    time: float
+    user_id: int
+    token_id: int
+    action: str
 
 
 class ExperimentRow(Row, frozen=True, gc=False):

@@ -31,6 +31,7 @@ __all__ = [
     "WAITING",
     "WEIGHTS_MISSING",
     "agents",
+    "audit",
     "checkpoints",
     "chores",
     "experiments",
@@ -53,7 +54,7 @@ __all__ = [
     "users",
 ]
 
-HEAD = "0020"
+HEAD = "0021"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -99,6 +100,18 @@ tokens = Table(
     Column("expires_at", Double, nullable=True),  # NULL: never
     Column("last_used_at", Double, nullable=True),
     Index("ix_tokens_user", "user_id"),
+    sqlite_autoincrement=True,
+)
+
+audit = Table(  # changes by users
+    "audit",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("time", Double, nullable=False),
+    Column("user_id", BigInteger, nullable=False),
+    Column("token_id", BigInteger, nullable=False),  # 0: token of the installation, or password
+    Column("action", Text, nullable=False),  # method and path of the request
+    Index("ix_audit_user", "user_id", "id"),
     sqlite_autoincrement=True,
 )
 

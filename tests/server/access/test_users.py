@@ -96,6 +96,8 @@ def expected(route: str, access: Access, caller: str) -> bool:
         return True
     if short in OWN_ACCOUNT | HIDDEN:
         return caller == "ann"
+    if short == "GET /audit":
+        return False
     if method == "GET":
         return True
     if caller == "vic":
@@ -109,6 +111,9 @@ async def _answer(_scope: Scope, _receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
+async def _no_record(*_: object) -> None: ...
+
+
 def test_every_route_for_every_user(team: tuple[Server, dict[str, str]]) -> None:
     """Send a request to the guard for each route of the access table, as each user."""
     server, tokens = team
@@ -120,6 +125,7 @@ def test_every_route_for_every_user(team: tuple[Server, dict[str, str]]) -> None
     guard = Guard(
         _answer, services.keys, services.settings, server.app.router.routes,
         has_ended=services.open_runs.has_ended, ownership=services.ownership,
+        record=_no_record,
     )  # fmt: skip
     browsers = {name: session_of(server, token) for name, token in tokens.items() if name != "old"}
     wrong, count = [], 0
@@ -391,6 +397,35 @@ def test_logout_with_token_ends_own_sessions_only(sqlite_server: Server) -> None
         for headers in (of_ann, of_admin)
     ]
     assert codes == [401, 200]
+
+
+def test_changes_of_users_are_recorded(server: Server) -> None:
+    ann = add_user(server, "ann", "member")
+    server.submit()
+    server.add_agent()
+    server.report(server.begin().run_id, validation(10, 1.0))
+    ask(server, ann, "POST", "/experiments/1/fork", json={"config": {"name": "hush-1"}})
+    ask(server, ann, "POST", "/experiments/1/kill")  # refused
+    ask(server, ann, "POST", "/experiments/2/kill")
+    ask(server, ann, "GET", "/experiments/2")
+    server.request("PUT", "/users/ann/password", json={"password": "correct horse battery"})
+    assert sign_in(server, "ann", "correct horse battery").status_code == 204
+    changes = server.get("/audit")["changes"]
+    assert [(change["user"], change["token_id"], change["action"]) for change in changes] == [
+        ("ann", 0, "POST /login"),
+        ("admin", 0, "PUT /users/ann/password"),
+        ("ann", 1, "POST /experiments/2/kill"),
+        ("ann", 1, "POST /experiments/1/fork"),
+        ("admin", 0, "POST /experiments"),
+        ("admin", 0, "POST /users/ann/tokens"),
+        ("admin", 0, "POST /users"),
+    ]
+    assert "hush" not in str(changes)
+    assert "battery" not in str(changes)
+    page = server.get("/audit", user="ann", limit=2)
+    assert [change["id"] for change in page["changes"]] == [7, 5]
+    older = server.get("/audit", user="ann", limit=2, after=page["next_after"])
+    assert (len(older["changes"]), older["next_after"]) == (1, None)
 
 
 def sign_in(server: Server, user: str, password: str, **headers: str) -> httpx.Response:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # commands import the client when they need it
 
     from zerolab.client.http import Client
 
-__all__ = ["create_token", "group", "list_tokens", "revoke_token", "whoami"]
+__all__ = ["audit", "create_token", "group", "list_tokens", "revoke_token", "whoami"]
 
 _PANEL = "Server"
 group = command_group("Manage users and their roles.", panel=_PANEL)
@@ -291,6 +291,37 @@ def revoke_token(
     with connect() as client:
         client.revoke_token(token_id, user)
     print_done({"id": token_id, "revoked": True}, f"token {token_id} is revoked", as_json=as_json)
+
+
+@in_panel(_PANEL)
+def audit(
+    user: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="List only changes of this user.", autocompletion=_complete_user
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Maximum number to list.", min=1, max=1000)] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List the changes that users made, newest first.
+
+    An action is the method and the path of a request. Needs the role admin.
+
+    Example: zerolab audit --user ann
+    """
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        changes = client.changes(user=user, limit=limit)
+    if as_json:
+        print_json(changes)
+        return
+    rows = [
+        (change["time"], change["user"], change["token_id"] or "", change["action"])
+        for change in changes
+    ]
+    print_table(["time", "user", "token", "action"], rows)
 
 
 @in_panel(_PANEL)

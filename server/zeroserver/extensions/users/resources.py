@@ -5,7 +5,17 @@ from typing import Literal
 from zeroserver.access.routes import Role
 from zeroserver.api.rows import Resource, Time
 
-__all__ = ["ApiToken", "ApiTokenPage", "NewApiToken", "User", "UserAnswer", "UserPage", "Whoami"]
+__all__ = [
+    "ApiToken",
+    "ApiTokenPage",
+    "AuditEntry",
+    "AuditPage",
+    "NewApiToken",
+    "User",
+    "UserAnswer",
+    "UserPage",
+    "Whoami",
+]
 
 
 class User(Resource, frozen=True):
@@ -63,6 +73,29 @@ class NewApiToken(Resource, frozen=True):
     secret: str
     """The token itself; no other response shows it."""
     token: ApiToken
+
+
+class AuditEntry(Resource, frozen=True):
+    """Change that a user made."""
+
+    id: int
+    """Id, from 1."""
+    time: Time
+    """Time of the change."""
+    user: str
+    """Name of the user."""
+    token_id: int
+    """API token of the request, or of the link of the browser; 0 for the token of the
+    installation and for a sign-in with a password."""
+    action: str
+    """Method and path of the request, such as `POST /experiments/3/kill`."""
+
+
+class AuditPage(Resource, frozen=True):
+    """Page of changes, newest first."""
+
+    changes: list[AuditEntry]
+    next_after: str | None
 
 
 class Whoami(Resource, frozen=True):

@@ -4,21 +4,24 @@ import re
 import time
 from typing import Annotated
 
-from fastapi import Path, Response
+from fastapi import Path, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from sqlalchemy import select
 from starlette.concurrency import run_in_threadpool
 
-from zerolab.errors import ForbiddenError, NotFoundError
+from zerolab.errors import ConfigError, ForbiddenError, NotFoundError
 from zeroserver.access.principal import HttpsDep, Principal, PrincipalDep
 from zeroserver.access.routes import ACCESS, ADMIN, PUBLIC, VIEWER, Access, Role, own
 from zeroserver.api.cluster.server import set_session
-from zeroserver.api.common import IdPath, Name
+from zeroserver.api.common import IdPath, Limit, Name, id_of
 from zeroserver.api.rows import iso
 from zeroserver.api.strict_route import resource_router
 from zeroserver.extensions.users.passwords import PasswordCheck
 from zeroserver.extensions.users.resources import (
     ApiToken,
     ApiTokenPage,
+    AuditEntry,
+    AuditPage,
     NewApiToken,
     User,
     UserAnswer,
@@ -27,7 +30,8 @@ from zeroserver.extensions.users.resources import (
 )
 from zeroserver.extensions.users.service import UserService
 from zeroserver.services import Services, ServicesDep
-from zeroserver.store.rows import UserRow
+from zeroserver.store.rows import AuditRow, UserRow, read_rows
+from zeroserver.store.schema import audit
 from zeroserver.store.user_directory import new_token
 
 __all__ = ["router"]
@@ -37,6 +41,7 @@ router = resource_router("", "users")
 ACCESS.update(
     {
         "GET /api/v1/whoami": VIEWER,
+        "GET /api/v1/audit": ADMIN,
         "GET /api/v1/users": VIEWER,
         "POST /api/v1/users": ADMIN,
         "PATCH /api/v1/users/{user}": ADMIN,
@@ -183,7 +188,9 @@ class SignIn(BaseModel):
 
 
 @router.post("/login", status_code=204)
-async def sign_in(services: ServicesDep, https: HttpsDep, body: SignIn) -> Response:
+async def sign_in(
+    services: ServicesDep, request: Request, https: HttpsDep, body: SignIn
+) -> Response:
     """Sign a browser in with a password: set the cookie."""
     row = services.orchestrator.users.find(body.user)
     stored = row.password if row is not None and row.active else None
@@ -192,9 +199,33 @@ async def sign_in(services: ServicesDep, https: HttpsDep, body: SignIn) -> Respo
     if not valid or row is None:
         msg = "the name or the password is wrong, or the user has no password"
         raise ForbiddenError(msg)
+    session = services.keys.session_of(row.id)
+    request.state.principal = services.keys.identify(None, session)  # for the audit log
     response = Response(status_code=204)
-    set_session(response, services.keys, services.keys.session_of(row.id), https=https)
+    set_session(response, services.keys, session, https=https)
     return response
+
+
+@router.get("/api/v1/audit")
+async def list_changes(
+    services: ServicesDep,
+    user: Annotated[str | None, Query(max_length=64, description="Name of a user.")] = None,
+    after: Annotated[str | None, Query(max_length=20, description="Older than this id.")] = None,
+    limit: Limit = 100,
+) -> AuditPage:
+    """List the changes that users made, newest first."""
+    users = services.orchestrator.users
+    query = select(audit).order_by(audit.c.id.desc()).limit(limit + 1)
+    if user is not None:
+        query = query.where(audit.c.user_id == _find(services, user).id)
+    if after is not None:
+        last = id_of(after)
+        if last is None:
+            raise ConfigError("request", [f"after: must be an id, got {after!r}"])
+        query = query.where(audit.c.id < last)
+    rows = await services.read(lambda connection: read_rows(connection, AuditRow, query))
+    entries = [AuditEntry.of(row, user=users.name_of(row.user_id)) for row in rows[:limit]]
+    return AuditPage(entries, str(entries[-1].id) if len(rows) > limit else None)
 
 
 @router.get("/api/v1/users/{user}/tokens")
