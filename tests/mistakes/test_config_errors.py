@@ -139,7 +139,7 @@ def test_check_accepts_source_files(tmp_path: Path, entrypoint: str, files: dict
 def test_set_overrides_experiment_file(tmp_path: Path) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text(EXPERIMENT)
-    (tmp_path / "model_def.py").write_text("class T: pass\n")
+    (tmp_path / "model_def.py").write_text("import zerotrial\nclass T(zerotrial.ZeroTrial): pass\n")
     content, _ = read_submission(file, None, ["searcher.max_length.batches=5", "name=x"])
     assert content["name"] == "x"
     assert content["searcher"]["max_length"] == {"batches": 5}

@@ -135,7 +135,7 @@ function Line({ checkpoint: c, trial, registry, done }: LineProps) {
         <Time at={c.created_at} />
       </Cell>
       <Cell kind="acts">
-        {c.state === "COMPLETED" && <Register checkpoint={c.uuid} registry={registry} />}
+        {c.state === "COMPLETED" && <Register checkpoint={c.uuid} registry={registry} />}{" "}
         {c.state !== "DELETED" && (
           <Ask
             act={() => remove(`/checkpoints/${c.uuid}`).then(done)}
