@@ -123,7 +123,7 @@ def _grid(runner: Runner, profile: Profile, steps: int) -> dict[Candidate, Resul
 
 
 def _measure(runner: Runner, profile: Profile, candidate: Candidate, steps: int) -> Result:
-    result = runner.measure(candidate, profile.data_ranks, steps, None, profile.device_bytes)
+    result = runner.measure(candidate, profile.data_ranks, steps, None, profile.run_bytes)
     middle = statistics.median(result.step_seconds) if result.step_seconds else 0.0
     print(f"{candidate}: {result.status}, {1000 * middle:.1f} ms", flush=True)
     return result

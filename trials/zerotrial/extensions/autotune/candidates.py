@@ -12,6 +12,9 @@ __all__ = ["Candidate", "Layout", "LayoutEstimate", "Profile", "Space", "ladder"
 _LEAST_BUCKET = 100_000
 """Elements; smaller buckets cost more calls than they overlap."""
 
+_MEASURED_SHARE = 0.95
+"""Share of a rank's memory that a measured run may use."""
+
 
 class Layout(msgspec.Struct, frozen=True, order=True):
     """ZeRO stage and locations of offloaded states."""
@@ -97,6 +100,11 @@ class Profile(msgspec.Struct, frozen=True):
     """Whether the file turns activation checkpointing on."""
     layouts: tuple[LayoutEstimate, ...]
     """Least communication first."""
+
+    @property
+    def run_bytes(self) -> int:
+        """Memory of a rank in a measured run: training for longer needs some more."""
+        return int(_MEASURED_SHARE * self.device_bytes)
 
     def problem(self, estimate: LayoutEstimate) -> str | None:
         """Return why a rank has too little memory for a layout; None if it has enough."""

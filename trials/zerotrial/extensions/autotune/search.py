@@ -165,7 +165,7 @@ class Search:
                 self._score(entry) <= _CLOSE * self._score(best) or self._is_limited(best)
             ):
                 position = space.micro_batches.index(best.candidate.micro_batch)
-                self._climb(layout, position, checkpointing=checkpointing)
+                self._climb(layout, position, checkpointing=checkpointing, directions=(1,))
         if len(space.checkpointing) > 1:
             self._explore_checkpointing()
         fastest = self._expect_best().candidate
@@ -183,9 +183,17 @@ class Search:
         entry = self._try(candidate)
         if entry.ran and (self._is_limited(best) or self._score(entry) <= self._score(best)):
             position = self.space.micro_batches.index(candidate.micro_batch)
-            self._climb(candidate.layout, position, checkpointing=checkpointing)
+            layout = candidate.layout
+            self._climb(layout, position, checkpointing=checkpointing, directions=(1,))
 
-    def _climb(self, layout: Layout, start: int, *, checkpointing: bool) -> None:
+    def _climb(
+        self,
+        layout: Layout,
+        start: int,
+        *,
+        checkpointing: bool,
+        directions: Sequence[int] = (1, -1),
+    ) -> None:
         """Measure neighboring micro-batches from a position on, while they are not slower."""
         sizes = self.space.micro_batches
 
@@ -200,7 +208,7 @@ class Search:
         if not best.ran:
             return
         lowest = self._score(best)
-        for direction in (1, -1):
+        for direction in directions:
             position = start + direction
             improved = False
             while 0 <= position < len(sizes):

@@ -107,7 +107,7 @@ class _Tuner:
     def run(self) -> Tuning:
         settings = self._settings
         profile = self._profile()
-        self._data_ranks, self._memory = profile.data_ranks, profile.device_bytes
+        self._data_ranks, self._memory = profile.data_ranks, profile.run_bytes
         space = make_space(
             profile,
             lowest=settings.lowest,
