@@ -175,6 +175,34 @@ def test_upgrade_counts_failed_trials(tmp_path: Path) -> None:
         assert counts == [(1, 0), (0, 1)]
 
 
+@pytest.mark.parametrize(
+    "kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.processes)]
+)
+def test_upgrade_gives_everything_to_admin(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    url = new_database(request.getfixturevalue("postgresql")) if kind == "postgresql" else ""
+    with serve(tmp_path, url) as server:
+        server.submit()
+        server.post("/models", {"name": "digits"})
+        token, path = server.token, server.services.orchestrator.home.database
+    database = opened(url or sqlite_url(path))
+    with database.writer_engine.begin() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0017")
+    database.close()
+    with serve(tmp_path, url) as server:
+        assert server.token == token
+        assert server.experiment()["owner"] is None  # a single user sees no owner
+        assert server.post("/users", {"name": "ann", "role": "member"})["user"]["active"] is True
+        assert server.experiment()["owner"] == "admin"
+        assert server.get("/models/digits")["model"]["owner"] == "admin"
+        users = [(user["name"], user["role"]) for user in server.get("/users")["users"]]
+        assert users == [("admin", "admin"), ("ann", "member")]
+
+
 def test_upgrade_marks_pending_removals(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         server.submit(checkpoint_storage={"save_trial_best": 0, "save_trial_latest": 1})
