@@ -1,7 +1,7 @@
 """Autotuning of a small GPT against an exhaustive grid: throughput of the results, and cost.
 
-    python -m benchmarks.autotune                       without and with a memory limit
-    python -m benchmarks.autotune --memory 0.7          GB of a rank; 0 for what is available
+    python -m benchmarks.training.autotune                       without and with a memory limit
+    python -m benchmarks.training.autotune --memory 0.7          GB of a rank; 0 for what is available
 
 Every candidate of the grid runs alone for ``--steps`` measured steps, as a candidate does in the
 last rung of the search. Then the results of both run in turns, ``--rounds`` times. Times are CPU
@@ -29,7 +29,7 @@ from zerotrial.extensions.autotune.settings import Settings
 from zerotrial.extensions.autotune.subjects import ExperimentSubject
 from zerotrial.extensions.autotune.tuning import tune
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "stdlib_gpt"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "stdlib_gpt"
 EXPERIMENT = """
 entrypoint: model_def:StdlibTrial
 hyperparameters:
@@ -142,7 +142,7 @@ def _in_turns(
 
 
 def _write(rows: list[dict[str, Any]]) -> None:
-    folder = Path(__file__).parent / "results"
+    folder = Path(__file__).parents[1] / "results"
     folder.mkdir(exist_ok=True)
     (folder / "autotune.json").write_text(json.dumps(rows, indent=2))
     for row in rows:
