@@ -1,7 +1,7 @@
 """Autotuning of a small GPT against an exhaustive grid: throughput of the results, and cost.
 
-    python -m benchmarks.training.autotune                       without and with a memory limit
-    python -m benchmarks.training.autotune --memory 0.7          GB of a rank; 0 for what is available
+    python -m benchmarks.training.autotune                  without and with a memory limit
+    python -m benchmarks.training.autotune --memory 0.7     GB of a rank; 0 for what is available
 
 Every candidate of the grid runs alone for ``--steps`` measured steps, as a candidate does in the
 last rung of the search. Then the results of both run in turns, ``--rounds`` times. Times are CPU
