@@ -62,7 +62,11 @@ class MetricsTable:
             raise ConfigError("metrics", problems)
 
     def __len__(self) -> int:
-        return sum(len(part.steps) for part in self._series)
+        return sum(self._counts)
+
+    @property
+    def _counts(self) -> list[int]:
+        return [len(part.steps) for part in self._series]
 
     @property
     def names(self) -> list[tuple[str, str]]:
@@ -84,16 +88,14 @@ class MetricsTable:
         """
         import numpy as np
 
-        counts = [len(part.steps) for part in self._series]
-
         def repeat(values: list[Any], kind: Any) -> Any:
-            return np.repeat(np.array(values, dtype=kind), counts)
+            return np.repeat(np.array(values, dtype=kind), self._counts)
 
         steps, values, times = array("q"), array("d"), array("d")
         for part in self._series:
             steps.extend(part.steps)
-            values.extend(map(float, part.values))
-            times.extend(map(float, part.times))
+            values.extend(_floats(part.values))
+            times.extend(_floats(part.times))
         seconds = np.frombuffer(times, dtype=np.float64) if times else np.empty(0)
         return {
             "trial_id": repeat([part.trial_id for part in self._series], np.int64),
@@ -162,10 +164,18 @@ class MetricsTable:
             >>> client.experiment(1).metrics(group="validation").to_arrow().column_names
             ['trial_id', 'group', 'name', 'step', 'value', 'time']
         """
+        import numpy as np
+
         pyarrow = library("pyarrow", "to_arrow")
         columns: dict[str, Any] = dict(self.columns())
-        for name in ("group", "name"):
-            columns[name] = pyarrow.array(columns[name], pyarrow.string()).dictionary_encode()
+        texts = {
+            "group": [str(part.group) for part in self._series],
+            "name": [str(part.name) for part in self._series],
+        }
+        for name, values in texts.items():
+            encoded = pyarrow.array(values, pyarrow.string()).dictionary_encode()
+            indices = np.repeat(encoded.indices.to_numpy(), self._counts)
+            columns[name] = pyarrow.DictionaryArray.from_arrays(indices, encoded.dictionary)
         columns["time"] = pyarrow.array(columns["time"], pyarrow.timestamp("us", tz="UTC"))
         table: pa.Table = pyarrow.table(columns)
         return table
@@ -180,3 +190,10 @@ class MetricsTable:
             counts[key] = counts.get(key, 0) + len(part.steps)
         rows = {name: f"{count:,} points" for name, count in sorted(counts.items())}
         return html_table(f"{len(self):,} points", rows)
+
+
+def _floats(values: list[float | str]) -> "array[float]":
+    try:
+        return array("d", values)  # type: ignore[arg-type]  # usually there are no texts
+    except TypeError:
+        return array("d", map(float, values))

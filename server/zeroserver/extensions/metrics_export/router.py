@@ -3,6 +3,7 @@
 import asyncio
 import csv
 import io
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -132,12 +133,21 @@ def _columns(database: Database, selection: _Selection) -> Iterator[bytes]:
                     part.group,
                     part.name,
                     list(steps),
-                    list(map(json_number, values)),
-                    list(map(json_number, times)),
+                    _json_numbers(values),
+                    _json_numbers(times),
                     part.problem,
                 )
             )
         yield encode(lines)
+
+
+def _json_numbers(column: Sequence[float | None]) -> list[float | str]:
+    try:
+        if math.isfinite(sum(column)):  # type: ignore[arg-type]  # one sum instead of many checks
+            return list(column)  # type: ignore[arg-type]
+    except TypeError:  # None, which means NaN
+        pass
+    return list(map(json_number, column))
 
 
 def _csv(database: Database, selection: _Selection) -> Iterator[bytes]:

@@ -1,1 +1,1 @@
-"""Import of runs without a server: `zerolab import`."""
+"""Import of runs of other trackers, or without a server: `zerolab import`."""

@@ -1,42 +1,135 @@
 """Command ``zerolab import``."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from zerolab.cli.connection import complete_from
 from zerolab.cli.groups import in_panel
 from zerolab.cli.output import AsJson, print_json, print_message, result
+from zerolab.errors import ConfigError
 
-__all__ = ["import_file"]
+if TYPE_CHECKING:
+    from zerolab.client.http import Client
+    from zerolab.client.imports import ImportedRun
+
+__all__ = ["import_runs"]
 
 
 @in_panel("Results")
-def import_file(
-    file: Annotated[Path, typer.Argument(help="metrics.jsonl of the run.")],
+def import_runs(
+    path: Annotated[
+        Path, typer.Argument(help="File or directory with runs; directories are searched.")
+    ],
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="SOURCE",
+            help="Import only runs of this source: tensorboard, wandb, mlflow or metrics.",
+            autocompletion=complete_from("tensorboard", "wandb", "mlflow", "metrics"),
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be imported; change nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Import a run without a server, and print the id.
+    """Import runs of other trackers, or without a server, and print the ids.
 
-    The new experiment contains the metrics of the run.
+    Each run becomes an experiment with its metrics, steps, times, hyperparameters and tags. A run
+    that was imported before is skipped. Sources are event directories of TensorBoard, offline runs
+    of wandb, MLflow stores (directories and SQLite files), and metrics.jsonl files.
 
     Example: zerolab import .zerolab/runs/train/metrics.jsonl
+    zerolab import mlruns --dry-run
     """
     from zerolab.cli.connection import connect
-    from zerolab.errors import ConfigError
+    from zerolab.client.objects.progress_bar import Progress, show_progress
 
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        problem = (
-            f"must be the metrics.jsonl of a run ({error.strerror}); "
-            "scripts without a server write it to .zerolab/runs/"
-        )
-        raise ConfigError(str(file), [problem]) from None
-    with connect() as client:
-        experiment = client.import_metrics(content)
+    locations = _locate(path, source)
+    reports = []
+    with connect() as client, show_progress("import", shown=len(locations) > 1) as show:
+        known = _imported_keys(client)
+        for number, run in enumerate(_read(locations, path)):
+            show(Progress(number / len(locations), run.name, has_ended=False))
+            existing = known.get(run.key)
+            if existing is None and not dry_run:
+                known[run.key] = client.import_metrics(run.content()).id
+            reports.append(_report(run, known.get(run.key), is_new=existing is None))
+        show(Progress(1.0, f"{len(reports)} runs", has_ended=True))
     if as_json:
-        print_json(experiment)
+        print_json(reports)
         return
-    print_message(f"imported {file} as experiment {experiment['id']}")
-    result(str(experiment["id"]))
+    for report in reports:
+        print_message(_line(report, dry_run=dry_run))
+        if report["left_out"]:
+            items = (f"{count:,} {kind}" for kind, count in sorted(report["left_out"].items()))
+            print_message(f"  left out: {', '.join(items)}")
+        if report["experiment_id"] is not None:
+            result(str(report["experiment_id"]))
+
+
+def _locate(path: Path, source: str | None) -> list[tuple[Any, Any]]:
+    """Return the source and the location of each run.
+
+    Raises:
+        ConfigError: If there are no runs, or runs of several sources.
+    """
+    from zerolab.client.imports import SOURCES
+
+    if source is not None and source not in SOURCES:
+        problem = f"--from: must be one of {', '.join(sorted(SOURCES))}, got {source!r}"
+        raise ConfigError("zerolab import", [problem])
+    if not path.exists():
+        problem = (
+            "must be the metrics.jsonl of a run, or a directory with runs (No such file or "
+            "directory); scripts without a server write it to .zerolab/runs/"
+        )
+        raise ConfigError(str(path), [problem])
+    names = sorted(SOURCES) if source is None else [source]
+    found = {name: runs for name in names if (runs := SOURCES[name].locate(path))}
+    if not found:
+        problem = f"{path}: must contain runs of {', '.join(names)}; found none"
+        raise ConfigError("zerolab import", [problem])
+    if len(found) > 1:
+        counts = ", ".join(f"{len(runs)} of {name}" for name, runs in found.items())
+        problem = f"{path}: must contain runs of one source, got {counts}; choose one with --from"
+        raise ConfigError("zerolab import", [problem])
+    return [(SOURCES[name], location) for name, runs in found.items() for location in runs]
+
+
+def _read(locations: list[tuple[Any, Any]], root: Path) -> Iterator["ImportedRun"]:
+    for source, location in locations:
+        yield source.read(location, root)
+
+
+def _imported_keys(client: "Client") -> dict[str, int]:
+    """Return the experiments of runs that were imported before, by the keys of the runs."""
+    experiments = client.experiments()
+    imported = ((item["config"].get("imported"), item["id"]) for item in experiments)
+    return {block["key"]: number for block, number in imported if isinstance(block, dict)}
+
+
+def _report(run: "ImportedRun", experiment_id: int | None, *, is_new: bool) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "source": run.source,
+        "experiment_id": experiment_id,
+        "new": is_new,
+        "points": run.points,
+        "metrics": run.names,
+        "hparams": run.hparams,
+        "labels": run.labels,
+        "left_out": dict(run.omitted),
+    }
+
+
+def _line(report: dict[str, Any], *, dry_run: bool) -> str:
+    end = "would be imported" if dry_run else f"imported as experiment {report['experiment_id']}"
+    if not report["new"]:
+        end = f"already imported as experiment {report['experiment_id']}"
+    count = len(report["hparams"])
+    return f"{report['name']}: {report['points']:,} points, {count} hyperparameters, {end}"

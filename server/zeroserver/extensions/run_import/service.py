@@ -1,13 +1,14 @@
 """Import of an offline run as an ended experiment with one trial."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import delete
 
+from zerolab.contract.limits import LABEL_CHARACTERS, LABELS
 from zerolab.contract.messages import MetricsRecord, Record
 from zerolab.contract.names import printable
 from zerolab.contract.secrets import mask_secrets
@@ -25,6 +26,8 @@ from zeroserver.store.schema import experiments, trials
 
 __all__ = ["MetricsLog", "import_run", "parse"]
 
+_DESCRIPTION = 10_000
+"""Maximum number of characters of a description."""
 _CHUNK = 4_000
 """Number of values that one transaction stores."""
 
@@ -38,11 +41,32 @@ class _Rows(NamedTuple):
     trial: dict[str, Any]
 
 
+class SeriesRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="series"):
+    """Points of one metric, shorter than a record per point."""
+
+    group: str
+    name: str
+    steps: list[int]
+    values: list[float | str]
+    times: list[float]
+
+
 class MetricsLog(msgspec.Struct, frozen=True):
     """Content of a metrics file."""
 
     header: MetricsHeader
-    records: list[Record]
+    records: list[Record | SeriesRecord]
+
+    def metrics(self) -> Iterator[MetricsRecord]:
+        """Yield the metrics; a series is divided into records of one point."""
+        for record in self.records:
+            if isinstance(record, MetricsRecord):
+                yield record
+            elif isinstance(record, SeriesRecord):
+                for step, value, time in zip(
+                    record.steps, record.values, record.times, strict=True
+                ):
+                    yield MetricsRecord(record.group, step, {record.name: value}, time)
 
 
 def parse(content: bytes) -> MetricsLog:
@@ -70,20 +94,31 @@ def _header(content: bytes) -> MetricsHeader:
     return header
 
 
-def _records(content: bytes) -> Iterator[Record]:
-    decoder = msgspec.json.Decoder(Record)
+def _records(content: bytes) -> Iterator[Record | SeriesRecord]:
+    decoder = msgspec.json.Decoder(Record | SeriesRecord)
     lines = content.split(b"\n")
     for number, line in enumerate(
         lines[1:-1], start=2
     ):  # after the last \n: nothing, or a truncated
         try:
             record = decoder.decode(line)
-            check_times([record.time])
+            if isinstance(record, SeriesRecord):
+                _check_series(record)
+            else:
+                check_times([record.time])
         except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
             raise ConfigError("metrics file", [f"line {number}: {error}"]) from None
         except ConfigError as error:
             raise ConfigError("metrics file", [f"line {number}: {error.problems[0]}"]) from None
         yield record
+
+
+def _check_series(record: SeriesRecord) -> None:
+    lengths = {len(record.steps), len(record.values), len(record.times)}
+    if len(lengths) > 1:
+        problem = f"steps, values, times: must have one length, got {sorted(lengths)}"
+        raise ConfigError("series", [problem])
+    check_times(record.times)
 
 
 async def import_run(write: Write, log: MetricsLog, owner_id: int) -> int:
@@ -121,10 +156,9 @@ async def import_run(write: Write, log: MetricsLog, owner_id: int) -> int:
 def _chunks(log: MetricsLog) -> Iterator[list[MetricsRecord]]:
     chunk: list[MetricsRecord] = []
     values = 0
-    for record in log.records:
-        if isinstance(record, MetricsRecord):
-            chunk.append(record)
-            values += len(record.values)
+    for record in log.metrics():
+        chunk.append(record)
+        values += len(record.values)
         if values >= _CHUNK:
             yield chunk
             chunk, values = [], 0
@@ -180,22 +214,29 @@ class RunImport(Service):
 def _rows(log: MetricsLog, owner_id: int) -> _Rows:
     """Return the columns of the experiment and its trial, aggregated from the records."""
     config: Mapping[str, Any] = log.header.config
-    metrics = [record for record in log.records if isinstance(record, MetricsRecord)]
+    last, steps, has_loss = log.header.time, 0, False
+    for record in log.metrics():
+        last = max(last, record.time)
+        if record.group != "system":
+            steps = max(steps, record.steps)
+        if record.group == "validation" and "loss" in record.values:
+            has_loss = True
     block = config.get("searcher")
     searcher: Mapping[str, Any] = block if isinstance(block, Mapping) else {}
-    metric = printable(str(searcher.get("metric") or _usual_metric(metrics)))
+    metric = printable(str(searcher.get("metric") or ("loss" if has_loss else "")))
     smaller_is_better = int(bool(searcher.get("smaller_is_better", True)))
     latest: float | None = None
     best: tuple[float, int] | None = None
-    for record in metrics:
+    for record in log.metrics() if metric else ():
         if record.group == "validation" and metric in record.values:
             latest, best = best_of(metric, smaller_is_better, record, best)
     best_validation, best_steps = best or (None, None)
-    last = max((record.time for record in log.records), default=log.header.time)
     times = {"created_at": log.header.time, "started_at": log.header.time, "ended_at": last}
     text = msgspec.json.encode(mask_secrets(config)).decode()
     experiment = {
         "name": printable(str(config.get("name") or "imported"))[:255],
+        "description": printable(str(config.get("description") or ""))[:_DESCRIPTION],
+        "labels": msgspec.json.encode(_labels(config)).decode(),
         "state": ExperimentState.COMPLETED,
         "config": text,
         "raw_config": text,
@@ -218,7 +259,7 @@ def _rows(log: MetricsLog, owner_id: int) -> _Rows:
         "hparams": msgspec.json.encode(log.header.hparams).decode(),
         "seed": log.header.trial_seed,
         "progress": 1.0,
-        "steps_completed": max((row.steps for row in metrics if row.group != "system"), default=0),
+        "steps_completed": steps,
         "latest_validation": latest,
         "best_validation": best_validation,
         "best_steps": best_steps,
@@ -227,7 +268,7 @@ def _rows(log: MetricsLog, owner_id: int) -> _Rows:
     return _Rows(experiment, trial)
 
 
-def _usual_metric(metrics: Sequence[MetricsRecord]) -> str:
-    """Return ``loss`` if a validation has it, else an empty text."""
-    has_loss = any(record.group == "validation" and "loss" in record.values for record in metrics)
-    return "loss" if has_loss else ""
+def _labels(config: Mapping[str, Any]) -> list[str]:
+    labels = config.get("labels")
+    texts = [printable(str(label)) for label in labels] if isinstance(labels, list) else []
+    return list(dict.fromkeys(text[:LABEL_CHARACTERS] for text in texts if text))[:LABELS]

@@ -1,0 +1,1 @@
+"""Benchmarks of metrics: reports of a training, import and export."""

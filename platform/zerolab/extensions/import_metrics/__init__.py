@@ -1,0 +1,1 @@
+"""Import of metrics files of runs without a server: `zerolab import`."""

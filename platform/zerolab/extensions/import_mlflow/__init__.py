@@ -1,0 +1,1 @@
+"""Import of MLflow stores, directories and SQLite files: `zerolab import`."""

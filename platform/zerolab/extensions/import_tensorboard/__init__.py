@@ -1,0 +1,1 @@
+"""Import of TensorBoard event directories: `zerolab import`."""

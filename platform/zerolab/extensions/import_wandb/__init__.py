@@ -1,0 +1,1 @@
+"""Import of offline runs of Weights & Biases: `zerolab import`."""

@@ -1,0 +1,177 @@
+"""Offline runs of Weights & Biases: files ``run-ID.wandb``.
+
+The file is a log of LevelDB: blocks of 32 KiB with pieces of records, each a message of Protocol
+Buffers. Only the few fields that are imported are decoded here, by their numbers in
+``wandb_internal.proto``, so that wandb need not be installed.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from zerolab.client.imports import ImportedRun
+from zerolab.errors import ConfigError
+
+__all__ = ["locate", "read"]
+
+_MAGIC = b":W&B"
+_FILE_HEADER_BYTES = 7
+_BLOCK = 32 * 1024
+_PIECE = struct.Struct("<IHB")
+"""Checksum, length and kind of a piece of a record."""
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_OMITTED = {7: "system statistics", 8: "artifacts", 4: "lines of output", 13: "lines of output"}
+"""Fields of a record that are not imported."""
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_HISTORY, _CONFIG, _RUN = 2, 5, 17
+
+
+def locate(path: Path) -> list[Path]:
+    """Return the files of runs below a path."""
+    files = [path] if path.is_file() else path.rglob("*.wandb")
+    return sorted(file for file in files if file.suffix == ".wandb")
+
+
+def read(file: Path, _root: Path) -> ImportedRun:
+    """Read a run.
+
+    Raises:
+        ConfigError: If it is not a file of wandb.
+    """
+    content = file.read_bytes()
+    if not content.startswith(_MAGIC):
+        raise ConfigError("zerolab import", [f"{file}: must be a file of wandb"])
+    run_id = file.stem.removeprefix("run-")
+    run = ImportedRun("wandb", run_id, run_id)
+    for record in _records(content, run):
+        for number, value in _fields(record):
+            if number == _RUN:
+                _add_run(run, value)
+            elif number == _CONFIG:
+                _add_config(run, value)
+            elif number == _HISTORY:
+                _add_history(run, value)
+            elif number in _OMITTED:
+                run.omitted[_OMITTED[number]] += 1
+    run.hparams.pop("_wandb", None)
+    return run
+
+
+def _records(content: bytes, run: ImportedRun) -> Iterator[bytes]:
+    """Yield the records of the log; its writer may have died while it wrote the last one."""
+    position, pieces = _FILE_HEADER_BYTES, list[bytes]()
+    while position + _PIECE.size <= len(content):
+        rest_of_block = _BLOCK - position % _BLOCK
+        if rest_of_block < _PIECE.size:
+            position += rest_of_block
+            continue
+        _, length, kind = _PIECE.unpack_from(content, position)
+        start = position + _PIECE.size
+        if kind not in {_FULL, _FIRST, _MIDDLE, _LAST} or start + length > len(content):
+            run.omitted["incomplete records at the end of a file"] += 1
+            return
+        pieces.append(content[start : start + length])
+        position = start + length
+        if kind in {_FULL, _LAST}:
+            yield b"".join(pieces)
+            pieces = []
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield number and value of the fields of a message: bytes, or an integer."""
+    position = 0
+    while position < len(message):
+        tag, position = _varint(message, position)
+        number, wire_type = tag >> 3, tag & 7
+        if wire_type == 0:
+            value, position = _varint(message, position)
+            yield number, value
+            continue
+        size = {1: 8, 5: 4}.get(wire_type)
+        if size is None:
+            size, position = _varint(message, position)
+        yield number, message[position : position + size]
+        position += size
+
+
+def _varint(message: bytes, position: int) -> tuple[int, int]:
+    result = shift = 0
+    while True:
+        byte = message[position]
+        position += 1
+        result |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return result, position
+        shift += 7
+
+
+def _item(message: bytes) -> tuple[str, Any]:
+    """Return the dotted name and the value of an item of a configuration or a history."""
+    name, nested, value = "", list[str](), b"null"
+    for number, content in _fields(message):
+        if number == 1:
+            name = content.decode()
+        elif number == 2:
+            nested.append(content.decode())
+        elif number == 16:
+            value = content
+    return ".".join(nested) or name, json.loads(value)
+
+
+def _add_run(run: ImportedRun, message: bytes) -> None:
+    for number, value in _fields(message):
+        if number == 4:
+            _add_config(run, value)
+        elif number == 8 and value:
+            run.name = value.decode()
+        elif number == 9 and value:
+            run.description = value.decode()
+        elif number in {3, 10} and value and (label := value.decode()) not in run.labels:
+            run.labels.append(label)  # project and tags
+        elif number == 17:
+            fields = dict(_fields(value))
+            run.created_at = fields.get(1, 0) + fields.get(2, 0) / 1e9
+
+
+def _add_config(run: ImportedRun, message: bytes) -> None:
+    for number, value in _fields(message):
+        name, content = _item(value)
+        if number == 1:
+            run.hparams[name] = content
+        else:
+            run.hparams.pop(name, None)
+
+
+def _add_history(run: ImportedRun, message: bytes) -> None:
+    values: dict[str, Any] = {}
+    step = 0
+    for number, value in _fields(message):
+        if number == 1:
+            name, content = _item(value)
+            values[name] = content
+        elif number == 2:
+            step = dict(_fields(value)).get(1, 0)
+    step, time = int(values.get("_step", step)), float(values.get("_timestamp", 0.0))
+    kinds = {name: kind for name, kind in values.items() if name.endswith("._type")}
+    run.omitted.update(f"values of type {kind}" for kind in kinds.values())  # flattened media
+    media = tuple(name.removesuffix("_type") for name in kinds)
+    for name, value in values.items():
+        if not name.startswith(("_", *media)):
+            _add_value(run, name, step, value, time)
+
+
+def _add_value(run: ImportedRun, name: str, step: int, value: Any, time: float) -> None:
+    if isinstance(value, dict) and "_type" not in value:
+        for key, item in value.items():
+            _add_value(run, f"{name}.{key}", step, item, time)
+        return
+    if isinstance(value, str):
+        value = _NOT_FINITE.get(value, value)
+    if isinstance(value, int | float):
+        run.add(name, step, float(value), time)
+    else:
+        kind = value.get("_type", "values") if isinstance(value, dict) else type(value).__name__
+        run.omitted[f"values of type {kind}"] += 1
