@@ -21,6 +21,7 @@ from zeroserver.extensions.checkpoint_removal import resources as removal
 from zeroserver.extensions.custom_search import router as custom_search
 from zeroserver.extensions.media import resources as media
 from zeroserver.extensions.model_registry import resources as models
+from zeroserver.extensions.notifications import resources as notifications
 from zeroserver.extensions.queue import resources as queue
 from zeroserver.extensions.search_preview import router as search_preview
 from zeroserver.extensions.search_view import resources as search_view
@@ -40,7 +41,7 @@ RESOURCES = tuple(
     value
     for module in (
         resources, models, queue, analysis, custom_search, search_preview, search_view, removal,
-        submitted_files, users, media,
+        submitted_files, users, media, notifications,
     )
     for value in map(vars(module).get, module.__all__)
     if isinstance(value, type) and issubclass(value, Resource)
@@ -61,6 +62,8 @@ TOLD = (
     models.ModelVersion,
     media.Media,
     media.MediaName,
+    notifications.Channel,
+    notifications.Notification,
     submitted_files.EngineAnswer,
     submitted_files.EngineEntry,
     resources.Log,

@@ -157,6 +157,7 @@ def _serve(options: argparse.Namespace) -> int:
             host_names=tuple(options.host_name),
             behind_https=options.behind_https,
             custom_searchers=not options.no_custom_searchers,
+            private_webhooks=options.allow_private_webhooks,
             limits=Limits(
                 metric_names=options.metric_names,
                 log_bytes=options.log_megabytes << 20,
@@ -299,6 +300,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="size of the log of a run in the database; beyond it the oldest lines are dropped "
         f"(default: {limits.log_bytes >> 20})",
+    )
+    parser.add_argument(
+        "--allow-private-webhooks",
+        action="store_true",
+        help="send notifications also to addresses of private networks and of this machine",
     )
     parser.add_argument(
         "--no-custom-searchers",

@@ -119,5 +119,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     custom_searchers: bool = True
     """Run searcher classes of model directories on this machine."""
 
+    private_webhooks: bool = False
+    """Send notifications to private networks and to this machine, too."""
+
     timings: Timings = Timings()
     limits: Limits = Limits()

@@ -311,6 +311,121 @@ class Client(Transport):
         """
         self._send("DELETE", _path("quotas", kind, name))
 
+    def notification_channels(self) -> list[Json]:
+        """List the notification channels, without their URLs and secrets.
+
+        Returns:
+            One dict per channel: ``name``, ``kind``, ``events``, ``all_experiments``, ``pending``,
+            ``failed``, ``last_sent_at``, ``error`` and ``created_at``.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.notification_channels()
+            []
+        """
+        return self._unpaged_list("/notification-channels", "channels")
+
+    def add_notification_channel(
+        self,
+        name: str,
+        url: str,
+        events: Sequence[str] | None = None,
+        *,
+        all_experiments: bool = False,
+    ) -> Json:
+        """Add a notification channel.
+
+        Args:
+            name: Name for ``notify.channels`` of experiments.
+            url: URL of a webhook; the server never shows it again.
+            events: Names of events; None for ``finished`` and ``failed``.
+            all_experiments: Send messages about all experiments, not only about those that name
+                the channel.
+
+        Returns:
+            ``channel``, as in :meth:`notification_channels`, and ``secret``, which signs the
+            messages of a webhook.
+
+        Raises:
+            ConflictError: If the name exists.
+            ConfigError: If a value is invalid, or the server must not send to the URL's address.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.add_notification_channel("team", "ftp://example.org")
+            Traceback (most recent call last):
+            zerolab.errors.ConfigError: ...
+        """
+        body: Json = {"name": name, "url": url, "all_experiments": all_experiments}
+        if events is not None:
+            body["events"] = list(events)
+        return self.post("/notification-channels", body)
+
+    def delete_notification_channel(self, name: str) -> None:
+        """Delete a notification channel and its messages.
+
+        Args:
+            name: Name of the channel.
+
+        Raises:
+            NotFoundError: If there is no such channel.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.delete_notification_channel("nobody")
+            Traceback (most recent call last):
+            zerolab.errors.NotFoundError: there is no channel nobody; ...
+        """
+        self._send("DELETE", _path("notification-channels", name))
+
+    def test_notification_channel(self, name: str) -> Json:
+        """Send a test message to a channel and wait for the result.
+
+        Args:
+            name: Name of the channel.
+
+        Returns:
+            ``delivered`` and ``error``.
+
+        Raises:
+            NotFoundError: If there is no such channel.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.test_notification_channel("nobody")
+            Traceback (most recent call last):
+            zerolab.errors.NotFoundError: there is no channel nobody; ...
+        """
+        return self.post(_path("notification-channels", name, "test"))
+
+    def notifications(
+        self, channel: str | None = None, experiment: int | None = None, limit: int = 100
+    ) -> list[Json]:
+        """List the newest messages to notification channels, newest first.
+
+        Args:
+            channel: Only of this channel.
+            experiment: Only of this experiment.
+            limit: Maximum number of messages.
+
+        Returns:
+            One dict per message: ``id``, ``channel``, ``event``, ``experiment_id``, ``title``,
+            ``state`` (``PENDING``, ``SENT`` or ``FAILED``), ``attempts``, ``error``,
+            ``created_at`` and ``ended_at``.
+
+        Raises:
+            NotFoundError: If there is no such channel.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.notifications(limit=5)
+            []
+        """
+        named = {"channel": channel, "experiment": experiment}
+        given = {key: value for key, value in named.items() if value is not None}
+        messages: list[Json] = self.get("/notifications", limit=limit, **given)["notifications"]
+        return messages
+
     def models(self) -> ObjectList[Model]:
         """List the models of the registry, with their versions.
 

@@ -102,6 +102,41 @@ export interface Bracket {
   rungs: Array<Rung>;
 }
 
+/** Notification channel; its URL is never returned. */
+export interface Channel {
+  /** Name of the channel. */
+  name: string;
+  /** `webhook` or `apprise`. */
+  kind: string;
+  /** Events of which it gets messages. */
+  events: Array<string>;
+  /** Whether it gets messages about all experiments, not only those that name it. */
+  all_experiments: boolean;
+  /** Number of messages that are still to be sent. */
+  pending: number;
+  /** Number of messages that were given up in the last 30 days. */
+  failed: number;
+  /** Time of the last delivered message. */
+  last_sent_at: string | null;
+  /** Why the newest message that has an error was not delivered; null after a delivery. */
+  error: string | null;
+  /** Time of creation. */
+  created_at: string | null;
+}
+
+/** Response with one channel. */
+export interface ChannelAnswer {
+  channel: Channel;
+  /** Secret that signs the messages of a webhook; only in the response to its creation. */
+  secret: string | null;
+}
+
+/** Response with all channels, sorted by name. */
+export interface ChannelPage {
+  channels: Array<Channel>;
+  next_after: null;
+}
+
 /** Saved state of a trial. */
 export interface Checkpoint {
   /** Unique name. */
@@ -555,6 +590,36 @@ export interface NewApiToken {
   token: ApiToken;
 }
 
+/** Message to a channel. */
+export interface Notification {
+  /** Number of the message. */
+  id: number;
+  /** Name of its channel. */
+  channel: string;
+  /** Name of the event. */
+  event: string;
+  /** Experiment of the event. */
+  experiment_id: number;
+  /** Title of the message. */
+  title: string;
+  /** PENDING, SENT or FAILED. */
+  state: string;
+  /** Number of attempts to send it. */
+  attempts: number;
+  /** Error of the last attempt. */
+  error: string | null;
+  /** Time of the event. */
+  created_at: string | null;
+  /** Time at which it was delivered or given up. */
+  ended_at: string | null;
+}
+
+/** Response with the newest messages, newest first. */
+export interface NotificationPage {
+  notifications: Array<Notification>;
+  next_after: null;
+}
+
 /** Agents that are scheduled together. */
 export interface Pool {
   /** Name, as in `zerolab agent start --pool` and `resources.resource_pool`. */
@@ -816,6 +881,14 @@ export interface Slot {
 /** Configuration of an experiment as submitted. */
 export interface SubmittedAnswer {
   config: Record<string, unknown>;
+}
+
+/** Result of a test message. */
+export interface TestAnswer {
+  /** Whether the receiver has accepted it. */
+  delivered: boolean;
+  /** Why not. */
+  error: string | null;
 }
 
 /** Token: the owner's, or the join token of agents. */

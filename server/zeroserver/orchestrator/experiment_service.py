@@ -119,6 +119,7 @@ class ExperimentService(Service):
         )
         experiment_id = int(result.scalar_one())
         self.work.save(experiments, experiment_id, position=experiment_id)
+        self.work.emit("created", experiment_id)
         new_search = (
             submission.prepared_search.pop()
             if submission.prepared_search

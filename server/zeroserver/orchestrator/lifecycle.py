@@ -11,7 +11,7 @@ from zeroserver.orchestrator.checkpoints.checkpoint_service import CheckpointSer
 from zeroserver.orchestrator.ingest.media_service import MediaService
 from zeroserver.orchestrator.orphans import OrphanService
 from zeroserver.orchestrator.search.warm_start import WarmStartService
-from zeroserver.orchestrator.service import Service, Uses
+from zeroserver.orchestrator.service import EventKind, Service, Uses
 from zeroserver.states import (
     EXPERIMENT_ENDED,
     EXPERIMENT_MOVES,
@@ -40,6 +40,11 @@ _ENDS_AS = {
     ExperimentState.STOPPING_KILLED: ExperimentState.CANCELED,
     ExperimentState.STOPPING_ERROR: ExperimentState.ERROR,
     ExperimentState.STOPPING_COMPLETED: ExperimentState.COMPLETED,
+}
+_ENDED_EVENTS: dict[ExperimentState, EventKind] = {
+    ExperimentState.COMPLETED: "finished",
+    ExperimentState.CANCELED: "canceled",
+    ExperimentState.ERROR: "failed",
 }
 _REMOVE_TRIAL = (
     "DELETE FROM run_nodes WHERE run_id IN (SELECT id FROM runs WHERE trial_id = ?)",
@@ -127,6 +132,7 @@ class LifecycleService(Service):
         elif not stopping and end == ExperimentState.ERROR:
             values["error"] = self._last_error(experiment_id)
         self.move_experiment(replace(experiment, state=stopping_state), end, **values)
+        self.work.emit(_ENDED_EVENTS[end], experiment_id)
         self.work.orchestrator.searches.searchers.pop(experiment_id, None)
         self.work.orchestrator.configs.forget(experiment_id)
         self.work.orchestrator.queue.drop([experiment_id])
@@ -177,6 +183,9 @@ class LifecycleService(Service):
             self._count_moves(trial.experiment_id, [(trial.state, state)])
         self.work.save(trials, trial.id, state=state, **values)
         self.work.touch("trial", trial.experiment_id, trial.id)
+        if state == TrialState.ERROR:
+            error = values.get("error") or trial.error or ""
+            self.work.emit("trial_failed", trial.experiment_id, trial.id, text=error)
         if state in TRIAL_ENDED or state == TrialState.PAUSED:
             self.warm_starts.settle_sources(trial.id)
 

@@ -1,7 +1,7 @@
 """Base class of the domain services, and their shared transaction."""
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
 from sqlalchemy import Table, update
@@ -18,10 +18,24 @@ from zeroserver.store.rows import ExperimentRow, Reporting, Row, RunRow, TrialRo
 if TYPE_CHECKING:  # imported with the first experiment
     from zerolab.config.experiment.experiment_config import ExperimentConfig
 
-__all__ = ["DomainTransaction", "Service", "Uses"]
+__all__ = ["DomainEvent", "DomainTransaction", "EventKind", "Service", "Uses"]
 
 R = TypeVar("R", bound=Row)
 S = TypeVar("S", bound="Service")
+
+
+EventKind = Literal["created", "finished", "failed", "canceled", "trial_failed"]
+"""Events of experiments, except ``trial_failed``."""
+
+
+class DomainEvent(msgspec.Struct, frozen=True):
+    """Change that an extension may react to."""
+
+    kind: EventKind
+    experiment_id: int
+    trial_id: int | None = None
+    text: str = ""
+    """Error of a trial."""
 
 
 class DomainTransaction(Transaction):
@@ -142,6 +156,28 @@ class DomainTransaction(Transaction):
 
         self.then.append(check_again)
         return False
+
+    def emit(
+        self,
+        kind: EventKind,
+        experiment_id: int,
+        trial_id: int | None = None,
+        *,
+        text: str = "",
+    ) -> None:
+        """Pass an event to the observers of extensions, in this transaction.
+
+        Args:
+            kind: What has happened.
+            experiment_id: The experiment.
+            trial_id: The trial, if it is an event of a trial.
+            text: Error of a trial.
+
+        Raises:
+            ConfigError: If an observer refuses a new experiment.
+        """
+        for observe in self.orchestrator.observers:
+            observe(self, DomainEvent(kind, experiment_id, trial_id, text))
 
     def log_line(self, run: RunRow | Reporting, text: str, level: str = "INFO") -> None:
         """Write a line into a run's log, as the server."""

@@ -65,6 +65,8 @@ class Orchestrator:
     users: UserDirectory = field(default_factory=UserDirectory)
     polling_runs: set[int] = field(default_factory=set)
     """Runs that have polled this server whether to stop; the event loop adds to it."""
+    observers: list[Callable[[Any, Any], None]] = field(default_factory=list)
+    """Functions of extensions, called with each ``DomainTransaction`` and ``DomainEvent``."""
     agents: AgentHeartbeats = field(init=False)
     installation: str = field(init=False)
     """Unique name of this installation in shared storages."""

@@ -19,6 +19,8 @@ from zeroserver.store.schema import (
     logs,
     media,
     models,
+    notification_channels,
+    notifications,
     run_nodes,
     runs,
     searcher_events,
@@ -30,12 +32,14 @@ from zeroserver.store.schema import (
 __all__ = [
     "AgentRow",
     "AuditRow",
+    "ChannelRow",
     "CheckpointRow",
     "ExperimentRow",
     "LogRow",
     "MediaRow",
     "ModelRow",
     "NodeRow",
+    "NotificationRow",
     "Reporting",
     "Row",
     "RunRow",
@@ -332,6 +336,40 @@ class SearcherEventRow(Row, frozen=True, gc=False):
     length: float | None
     reason: str | None
     time: float
+
+
+class ChannelRow(Row, frozen=True, gc=False):
+    """Row of the table ``notification_channels``."""
+
+    table: ClassVar[Table] = notification_channels
+
+    id: int
+    name: str
+    kind: str
+    url: str
+    secret: str
+    events: str
+    all_experiments: int
+    created_at: float
+
+
+class NotificationRow(Row, frozen=True, gc=False):
+    """Row of the table ``notifications``."""
+
+    table: ClassVar[Table] = notifications
+
+    id: int
+    channel_id: int
+    event_key: str
+    event: str
+    experiment_id: int
+    message: str
+    state: str
+    attempts: int
+    due_at: float
+    created_at: float
+    ended_at: float | None
+    error: str | None
 
 
 R = TypeVar("R", bound=Row)

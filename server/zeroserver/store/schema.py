@@ -41,6 +41,8 @@ __all__ = [
     "metric_keys",
     "model_versions",
     "models",
+    "notification_channels",
+    "notifications",
     "points",
     "pools",
     "quotas",
@@ -54,7 +56,7 @@ __all__ = [
     "users",
 ]
 
-HEAD = "0021"
+HEAD = "0022"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -438,6 +440,42 @@ model_versions = Table(  # these checkpoints are never pruned
     Column("created_at", Double, nullable=False),
     Index("ix_model_versions_checkpoint", "checkpoint"),
     sqlite_with_rowid=False,
+)
+
+notification_channels = Table(
+    "notification_channels",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+    Column("kind", String(8), nullable=False),  # webhook, apprise
+    Column("url", Text, nullable=False),  # a secret, like the next one; never in a response
+    Column("secret", Text, nullable=False),  # signs the messages of a webhook
+    Column("events", Text, nullable=False),
+    Column("all_experiments", Integer, nullable=False),
+    Column("created_at", Double, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+notifications = Table(  # outbox: one row for each event and channel
+    "notifications",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("channel_id", BigInteger, nullable=False),
+    Column("event_key", Text, nullable=False),
+    Column("event", String(16), nullable=False),
+    Column("experiment_id", BigInteger, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("state", String(8), nullable=False),  # PENDING, SENT, FAILED
+    Column("attempts", Integer, nullable=False, default=0),
+    Column("due_at", Double, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("ended_at", Double, nullable=True),
+    Column("error", Text, nullable=True),
+    UniqueConstraint("channel_id", "event_key", name="uq_notifications_event"),
+    Index("ix_notifications_due", "state", "due_at"),
+    Index("ix_notifications_channel", "channel_id", "state", "id"),
+    Index("ix_notifications_experiment", "experiment_id", "id"),
+    sqlite_autoincrement=True,
 )
 
 chores = Table(  # removals of files; deleted when done

@@ -12,6 +12,7 @@ from zerolab.config.experiment.resources import ResourcesConfig, resource_proble
 from zerolab.config.experiment.sections import (
     EnvironmentConfig,
     LogPolicy,
+    NotifyConfig,
     ProfilingConfig,
     ReproducibilityConfig,
     RetentionPolicyConfig,
@@ -151,6 +152,9 @@ class ExperimentConfig(Section):
         default_factory=list
     )
     """Actions for lines of a trial's log that match a pattern."""
+
+    notify: NotifyConfig = NotifyConfig()
+    """Messages to notification channels about events of the experiment."""
 
     preemption_timeout: Count = 3600
     """Seconds that a run may take to checkpoint and exit when it is preempted. A command that never

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from zerolab.config.experiment.patterns import compile_pattern
 from zerolab.contract.names import check_name
+from zerolab.contract.notifications import EventName, check_channel_name
 from zerolab.contract.secret_text import MASK, is_secret_name
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
 from zerolab.schema.section import (
@@ -17,6 +18,7 @@ from zerolab.schema.section import (
 __all__ = [
     "EnvironmentConfig",
     "LogPolicy",
+    "NotifyConfig",
     "ProfilingConfig",
     "ReproducibilityConfig",
     "RetentionPolicyConfig",
@@ -162,3 +164,15 @@ class ProfilingConfig(Section):
 
     sync_timings: bool = True
     """Wait for the GPU before reading the clock."""
+
+
+class NotifyConfig(Section):
+    """Messages about the experiment's events."""
+
+    channels: Annotated[
+        list[Annotated[str, AfterValidator(check_channel_name)]], Field(max_length=20)
+    ] = Field(default_factory=list)
+    """Names of notification channels of the server (``zerolab notify list``)."""
+
+    events: list[EventName] | None = None
+    """Events that are sent to these channels; by default those of each channel."""

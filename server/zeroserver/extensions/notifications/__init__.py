@@ -1,0 +1,1 @@
+"""Notifications: messages to webhooks and other channels about events of experiments."""
