@@ -18,7 +18,7 @@ Values = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override one key; KEY has dots and VALUE is YAML. May be repeated.",
+        help="Override one key, such as searcher.max_trials=16. May be repeated.",
     ),
 ]
 Paused = Annotated[bool, typer.Option("--paused", help="Create it paused; `activate` starts it.")]

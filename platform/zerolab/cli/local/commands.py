@@ -27,8 +27,8 @@ def up(
 ) -> None:
     """Start the server and an agent in the background.
 
-    Prints the address of the server. What runs already keeps running. Other options are passed to
-    the server; `python -m zeroserver --help` lists them.
+    Prints the address of the server. If they run already, they are left unchanged. Other options
+    are passed to the server; `python -m zeroserver --help` lists them.
 
     Example: zerolab up --slots 2 --log-megabytes 16
     """

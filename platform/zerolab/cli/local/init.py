@@ -25,7 +25,7 @@ _SUFFIX = "-tpl"
 
 def init(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Directory of the project. Default: this one.")
+        Path, typer.Argument(metavar="DIR", help="Directory of the project.")
     ] = Path(),
     template: Annotated[
         str,
