@@ -16,7 +16,7 @@ SHORT = [
     ["server", "--quick"],
     ["scheduler"],
     ["search", "run", "--seeds", "2", "--horizon", "5", "--methods", "random", "tpe_asha"],
-    ["offload", "--size", "1m"],
+    ["training.offload", "--size", "1m"],
     ["training.autotune", "--memory", "0", "--batch", "16", "--steps", "10"],
     ["pipeline", "--micro-batches", "8"],
     ["engine", "--sizes", "10m", "--precisions", "fp32", "--ranks", "1", "2", "4", "--rounds", "3"],
