@@ -1,8 +1,8 @@
 """Step time with optimizer states in host memory or in files, as ratios to states on the device.
 
-    python -m benchmarks.training.offload                       10 M parameters, 2 ranks, about 2 minutes
+    python -m benchmarks.training.offload    10 M parameters, 2 ranks, about 2 minutes
     python -m benchmarks.training.offload --size 50m --ranks 4 --path /mnt/nvme
-    python -m benchmarks.training.offload --size 1.3b --micro 8         on the GPUs, where there are any
+    python -m benchmarks.training.offload --size 1.3b --micro 8   on the GPUs, where there are any
 
 The three take turns, ``--rounds`` times, in one world of processes; the figure is the median step.
 On a CPU, ``cpu`` is where the states are anyway. Files are read and written through the page cache,
