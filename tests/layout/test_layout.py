@@ -76,6 +76,19 @@ def test_platform_imports_no_heavy_package(statement: str) -> None:
     assert completed.stdout.strip() == "[]"
 
 
+def test_core_api_starts_without_lazy_modules(tmp_path: Path) -> None:
+    """They are half of the CPU time in which a script starts."""
+    code = (
+        "import sys, zerolab.core\n"
+        "with zerolab.core.init(): pass\n"
+        "print([m for m in ('pydantic', 'httpx._main', 'rich') if m in sys.modules])"
+    )
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert completed.stdout.strip() == "[]"
+
+
 def test_help_imports_no_heavy_package() -> None:
     heavy = ("torch", "fastapi", "sqlalchemy", "pydantic", "httpx")
     code = (

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-import httpx
 import msgspec
 
+from zerolab.client.httpx_import import httpx
 from zerolab.contract.messages import JSON
 from zerolab.errors import (
     ConfigError,

@@ -13,8 +13,8 @@ from zerolab.cli.main import app
 from zerolab.config import check_experiment, load_engine_config, resolve
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.reader import parse_engine_config
+from zerolab.config.engine.trial_values import trial_values
 from zerolab.errors import ConfigError
-from zerolab.extensions.deepspeed_config.auto_values import trial_values
 
 AUTO: dict[str, Any] = {
     "train_batch_size": "auto",

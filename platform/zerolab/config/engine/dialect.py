@@ -4,7 +4,6 @@ The core reads plain JSON with every value in it. An extension adds what other p
 as comments, old names of keys, and ``"auto"``.
 """
 
-import contextlib
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -85,7 +84,8 @@ class Dialect:
         Args:
             content: An engine file with canonical keys.
             hyperparameters: A trial's, nested or not; None means those of the trial that this
-                process belongs to (:meth:`trial_values`), if it does.
+                process belongs to
+                (:func:`zerolab.config.engine.trial_values.trial_values`), if it does.
             batches: Maximum length of the trial in optimizer steps.
             idle: Dotted keys that have no effect here.
         """
@@ -97,18 +97,6 @@ class Dialect:
             if missing
         ]
         return ResolvedAuto(dict(content), {}, problems, frozenset())
-
-    def trial_values(
-        self, hyperparameters: Mapping[str, Any], batches: int | None = None
-    ) -> contextlib.AbstractContextManager[None]:
-        """Resolve ``"auto"`` in engine files of this process from a trial's hyperparameters.
-
-        Args:
-            hyperparameters: The trial's hyperparameters.
-            batches: Maximum length of the trial in optimizer steps.
-        """
-        del hyperparameters, batches
-        return contextlib.nullcontext()
 
     def remove_unsupported(
         self, content: Mapping[str, Any], opaque: Collection[str]

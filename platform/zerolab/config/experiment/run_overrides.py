@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 from zerolab.config.engine.batch import keep_planned_batch
-from zerolab.config.engine.dialect import dialect
+from zerolab.config.engine.trial_values import trial_values
 from zerolab.contract.spec import RunSpec
 
 __all__ = ["apply_run_overrides"]
@@ -18,7 +18,7 @@ def apply_run_overrides(spec: RunSpec) -> Iterator[None]:
         spec: The run of this process.
     """
     with (
-        dialect().trial_values(spec.hparams, spec.max_batches),
+        trial_values(spec.hparams, spec.max_batches),
         keep_planned_batch(spec.planned_slots or spec.slots, spec.slots),
     ):
         yield

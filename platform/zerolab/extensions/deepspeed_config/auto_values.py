@@ -5,17 +5,17 @@ key and under the names of Hugging Face's libraries. Otherwise each key has its 
 without any of these is an error.
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from zerolab.config.engine.dialect import ResolvedAuto
+from zerolab.config.engine.trial_values import current_trial_values
 from zerolab.contract.hparam_reads import note_read
 from zerolab.extensions.deepspeed_config.unsupported_keys import UNSUPPORTED_KEYS
 
-__all__ = ["AUTO_SOURCES", "fill_auto", "trial_values"]
+__all__ = ["AUTO_SOURCES", "fill_auto"]
 
 _MICRO, _TRAIN = "train_micro_batch_size_per_gpu", "train_batch_size"
 _LR, _TOTAL = "optimizer.params.lr", "scheduler.params.total_num_steps"
@@ -102,27 +102,6 @@ class _Lookup:
         return None
 
 
-_process_entries: list[_Lookup] = []
-# Of the process, not an argument: user code reads its engine files by initialize(config=...) in
-# __init__, before the trial's context sees an engine. A process has one trial.
-
-
-@contextlib.contextmanager
-def trial_values(hyperparameters: Mapping[str, Any], batches: int | None = None) -> Iterator[None]:
-    """Resolve ``"auto"`` in engine files of this process from a trial's hyperparameters.
-
-    Args:
-        hyperparameters: The trial's hyperparameters.
-        batches: Maximum length of the trial in optimizer steps.
-    """
-    lookup = _Lookup(hyperparameters, batches, of_trial=True)
-    _process_entries.append(lookup)
-    try:
-        yield
-    finally:
-        _process_entries[:] = [entry for entry in _process_entries if entry is not lookup]
-
-
 def fill_auto(
     content: Mapping[str, Any],
     hyperparameters: Mapping[str, Any] | None = None,
@@ -134,14 +113,16 @@ def fill_auto(
     Args:
         content: An engine file with canonical keys.
         hyperparameters: A trial's, nested or not; None means those of the trial that this process
-            belongs to (:func:`trial_values`), if it does.
+            belongs to, if it does.
         batches: Maximum length of the trial in optimizer steps.
         idle: Dotted keys that have no effect here.
     """
     if hyperparameters is not None:
         lookup = _Lookup(hyperparameters, batches)
+    elif trial := current_trial_values():
+        lookup = _Lookup(trial.hyperparameters, trial.batches, of_trial=True)
     else:
-        lookup = _process_entries[-1] if _process_entries else _Lookup({})
+        lookup = _Lookup({})
     filling = _AutoResolver(content, lookup, idle)
     for key in sorted(filling.waiting, key=lambda key: key in _LAST):
         filling.fill(key)

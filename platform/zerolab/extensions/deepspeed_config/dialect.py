@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from zerolab.extensions.config_checks.unsupported import remove_unsupported as remove_keys
-from zerolab.extensions.deepspeed_config.auto_values import fill_auto, trial_values
+from zerolab.extensions.deepspeed_config.auto_values import fill_auto
 from zerolab.extensions.deepspeed_config.normalization import drop_idle, normalize
 from zerolab.extensions.deepspeed_config.unsupported_keys import UNSUPPORTED_KEYS, without_aliases
 
@@ -21,7 +21,6 @@ __all__ = [
     "normalize",
     "read_text",
     "remove_unsupported",
-    "trial_values",
     "unsupported",
     "without_aliases",
 ]

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 import torch
 
-from zerolab.config.engine.dialect import dialect
+from zerolab.config.engine.trial_values import trial_values
 from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.experiment.model_files import FolderFiles
 from zerolab.config.files import read_yaml
@@ -166,7 +166,7 @@ def _build_trial(experiment: ExperimentConfig, directory: Path, scratch: str) ->
     )
     trial_class = load_trial_class(experiment.trial_class, directory, check_methods=False)
     length = experiment.searcher.full_length
-    with dialect().trial_values(spec.hparams, length.batches if length else None):
+    with trial_values(spec.hparams, length.batches if length else None):
         return trial_class(ZeroTrialContext(spec, PlannedRanks(ranks)))
 
 
