@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.reporting import server
+from benchmarks.metrics.reporting import server
 from zerolab.client import archive
 from zerolab.client.http import Client
 from zerolab.contract.messages import AgentRegistration, SlotInfo

@@ -695,7 +695,7 @@ class Client(Transport):
         return self._list("/audit", "changes", filters)
 
     def set_password(self, user: str, password: str | None, *, current: str | None = None) -> None:
-        """Set the password with which a user signs in on the web page.
+        """Set the password of a user for the web page.
 
         All browser sessions of the user end.
 
