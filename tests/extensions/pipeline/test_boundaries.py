@@ -294,7 +294,7 @@ def test_module_or_parameter_used_twice_is_refused() -> None:
     assert first.startswith("layers[3]: must not share parameters, got weight, which is wei")
     assert "weight of layers[0], too" in first
     assert second.startswith("layers[4]: ")
-    assert "weight of layers[2] too" in second
+    assert "weight of layers[2], too" in second
 
 
 def test_frozen_module_can_be_used_twice() -> None:
