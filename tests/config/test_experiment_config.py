@@ -101,7 +101,7 @@ TOO_MUCH: list[tuple[dict[str, Any], str]] = [
     (ADAPTIVE | {"divisor": 1e300}, f"divisor: {AT_MOST} 1000, got 1e+300"),
     (ADAPTIVE | {"max_rungs": 10**6}, f"max_rungs: {AT_MOST} 100, got"),
     (ADAPTIVE | {"bracket_rungs": [3, 1000]}, f"bracket_rungs[1]: {AT_MOST} 100, got 1000"),
-    (ADAPTIVE | {"bracket_rungs": [1] * 101}, "bracket_rungs: list should have at most 100 items"),
+    (ADAPTIVE | {"bracket_rungs": [1] * 101}, "bracket_rungs: must have at most 100 items"),
     (HALVING | {"num_rungs": 1000}, f"num_rungs: {AT_MOST} 100, got 1000"),
     (
         HALVING | {"num_rungs": 50, "max_trials": 20_000, "max_concurrent_trials": 0},
@@ -229,7 +229,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"hyperparameters": {"lr": {"type": "categorical", "vals": []}}},
-        "hyperparameters.lr.vals: list should have at least 1 item",
+        "hyperparameters.lr.vals: must have at least 1 item",
     ),
     (
         {"environment": {"environment_variables": ["A"]}},

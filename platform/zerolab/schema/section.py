@@ -293,8 +293,10 @@ def _problem(section: type[Section], error: Mapping[str, Any]) -> str:
     return f"{key}: {requirement(error)}"
 
 
-_SHOULD = re.compile(r"^[A-Z]\w+ should (?=be|have|match)")
+_SHOULD = re.compile(r"^(?!Keys)[A-Z]\w+ should (?=be|have|match)")
+_WRONG_LENGTH = re.compile(r" after validation, not (\d+)$")
 _PLAIN_WORDS = {
+    "Keys should be": "keys must be",
     ", unable to parse string as an integer": "",
     ", unable to parse string as a number": "",
     "greater than or equal to": "at least",
@@ -314,6 +316,8 @@ def requirement(error: Mapping[str, Any]) -> str:
         error: An item of ``errors()`` of its exception.
     """
     message = _SHOULD.sub("must ", error["msg"])
+    if length := _WRONG_LENGTH.search(message):
+        return f"{message[: length.start()]}, got {length[1]}"
     for pattern, replacement in _PLAIN_WORDS.items():
         message = message.replace(pattern, replacement)
     value, hint = error["input"], ""

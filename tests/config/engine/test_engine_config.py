@@ -100,7 +100,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         {"optimizer": {"type": "Adam", "params": {"betas": [1, 0.9]}}},
         "optimizer.params.betas[0]: must be less than 1, got 1",
     ),
-    ({1: 2}, "[1]: keys should be strings, got 1"),  # type: ignore[dict-item]
+    ({1: 2}, "[1]: keys must be strings, got 1"),  # type: ignore[dict-item]
     (
         {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
         "zero_optimization.offload_optimizer.device: must be 'none' at stage 0",
@@ -156,7 +156,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"optimizer": {"type": "Adam", "params": {"betas": [0.9]}}},
-        "optimizer.params.betas: list should have at least 2 items",
+        "optimizer.params.betas: must have at least 2 items",
     ),
     ({"optimizer": {"type": "SGD", "params": {"lr": -1}}}, "optimizer.params.lr: must be"),
     ({"scheduler": {"type": "Nope"}}, "scheduler.type: must be one of WarmupLR"),
