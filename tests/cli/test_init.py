@@ -49,7 +49,7 @@ def test_templates_train(tmp_path: Path) -> None:
             folder = tmp_path / template
             installation.quick("init", folder, "--template", template)
             shorter = yaml.safe_load((folder / "experiment.yaml").read_text())
-            if template == "accelerate":  # a loop of its own: --test does not shorten it
+            if template == "accelerate":  # a custom loop: --test does not shorten it
                 shorter["entrypoint"] = "python train.py --epochs 1"
                 (folder / "experiment.yaml").write_text(yaml.safe_dump(shorter))
             ids[template] = installation.quick("submit", folder, "--test").stdout.strip()

@@ -186,7 +186,7 @@ def command_group(
 
 
 def single_command() -> typer.Typer:
-    """Create an app for one command that needs settings of its own, of an extension."""
+    """Create an app for one command of an extension that needs separate settings."""
     return _App(rich_markup_mode=None, add_completion=False)
 
 

@@ -125,7 +125,7 @@ class SearcherConfig(Section):
 
     @property
     def external_entrypoint(self) -> str | None:
-        """``module:Class`` of a searcher in a process of its own.
+        """``module:Class`` of a searcher in a separate process.
 
         The process runs in the model directory. None for other searchers.
         """

@@ -1,6 +1,6 @@
 """Content of media in the checkpoint storage: ``media/<owner>/<SHA-256>`` below its root.
 
-Each trial has a folder of its own, so equal content is stored once per trial. Sharing it between
+Each trial has a separate folder, so equal content is stored once per trial. Sharing it between
 trials would need a count of references, and the removal of one trial could then delete a file that
 another trial is about to report.
 """

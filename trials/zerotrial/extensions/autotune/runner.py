@@ -1,4 +1,4 @@
-"""Runs of candidates in processes of their own; every end of a run is a result."""
+"""Runs of candidates in separate processes; every end of a run is a result."""
 
 import contextlib
 import os
