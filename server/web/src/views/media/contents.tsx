@@ -1,14 +1,14 @@
 /** What one trial has reported under one name, at the step of the slider or the last one before. */
 
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 
 import { text } from "../../api";
 import { bytes, number } from "../../format";
 import { useLoaded } from "../../live";
 import { Cell, Problem, Table, Time } from "../../parts";
 import type { Media } from "../../resources";
+import type { Series } from "./common";
 import { Histogram } from "./histogram";
-import type { Series } from "./panels";
 
 interface Props {
   type: Media["type"];
@@ -198,18 +198,4 @@ function Files({ trial, media }: { trial: number; media: Media[] }) {
       ))}
     </Table>
   );
-}
-
-/** Draw on a canvas whenever what is drawn changes, in the pixels of the screen. */
-export function useDrawn(draw: (canvas: CanvasRenderingContext2D, width: number, height: number) => void, inputs: unknown[]) {
-  const canvas = useRef<HTMLCanvasElement>(null);
-  useEffect(() => {
-    const node = canvas.current;
-    const context = node?.getContext("2d");
-    if (!node || !context) return;
-    node.width = node.clientWidth * window.devicePixelRatio;
-    node.height = node.clientHeight * window.devicePixelRatio;
-    draw(context, node.width, node.height);
-  }, inputs);
-  return canvas;
 }

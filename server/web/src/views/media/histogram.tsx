@@ -2,7 +2,7 @@
 
 import type { Media } from "../../resources";
 import { number } from "../../format";
-import { useDrawn } from "./contents";
+import { useDrawn } from "./common";
 
 interface Bins {
   edges: number[];

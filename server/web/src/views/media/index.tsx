@@ -4,14 +4,7 @@ import type { FunctionComponent } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 import { Problem } from "../../parts";
-
-export interface MediaProps {
-  /** Ids of the trials, beside each other. */
-  trials: number[];
-  tick: number;
-  /** Show nothing, instead of a hint, where there are no media. */
-  quiet?: boolean;
-}
+import type { MediaProps } from "./common";
 
 export function Media(props: MediaProps) {
   const [View, setView] = useState<FunctionComponent<MediaProps> | null>(null);

@@ -8,17 +8,11 @@ import { useLoaded } from "../../live";
 import { Problem, Raw } from "../../parts";
 import type { Media, MediaName, MediaNamePage } from "../../resources";
 import { trialAddress, useChoice } from "../../route";
+import type { MediaProps, Series } from "./common";
 import { Contents } from "./contents";
-import type { MediaProps } from "./index";
 
 /** Most panels that are shown; the filter selects others. */
 const MOST_PANELS = 24;
-
-/** Media of one name in each trial. */
-export interface Series {
-  trial: number;
-  media: Media[];
-}
 
 interface Panel {
   name: string;
