@@ -230,6 +230,7 @@ def test_trial_colour_is_stable_in_views(stage: Stage, spectator: Watched) -> No
     expect(row.locator(".swatch")).to_have_css("background-color", f"rgb({red}, {green}, {blue})")
     only = json.dumps([["id", "=", trial]])
     page.goto(f"{stage.url}/#/experiments/{stage.sweep}/hyperparameters?where={only}")
+    page.get_by_label("color by").select_option("trial")
     for name in ("parallel coordinates", "scatter"):
         expect(figure(page, name).locator("canvas").first).to_be_visible()
         until(f"{name} has it", lambda: _drawn(figure(page, name), color), lambda n: n > 5)  # noqa: B023 - asked at once
@@ -271,7 +272,7 @@ def test_importance_is_shown_with_its_method_and_its_limits(
     expect(shown).to_contain_text("optimizer.lr")
     shown.get_by_text("method and limits").click()
     expect(shown).to_contain_text("Permutation importance")
-    expect(shown).to_contain_text("cannot tell")
+    expect(shown).to_contain_text("It shows correlation, not cause")
 
 
 def test_best_so_far_and_cost_are_shown(stage: Stage, spectator: Watched) -> None:

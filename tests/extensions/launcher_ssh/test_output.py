@@ -149,7 +149,7 @@ def test_sighup_ends_run_except_with_nohup(launch: Callable[..., Launched]) -> N
 
 
 def test_ctrl_c_before_start_is_no_preemption(launch: Callable[..., Launched]) -> None:
-    launched = launch("print('began')")
+    launched = launch("import time; time.sleep(1000)")
 
     def launcher_is_there() -> bool:
         return any(

@@ -559,7 +559,7 @@ def test_importance_states_method_and_limits(server: Server) -> None:
     assert {share["name"] for share in result["shares"]} == {"optimizer.lr", "word"}
     assert result["shares"][0]["name"] == "optimizer.lr"
     assert "Permutation importance" in result["method"]
-    assert "cannot tell" in result["method"]
+    assert "It shows correlation, not cause" in result["method"]
 
 
 def test_metrics_of_experiments_use_best_trial(server: Server) -> None:
