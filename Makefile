@@ -10,7 +10,7 @@ PIP := 'pip>=25.1'
 # Processes of a test run: at least four, since most of a test of processes is waiting for them.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 4); echo $$((n > 4 ? n : 4)))
 
-.PHONY: help demo test test-quick test-core test-torch check lint types imports language docs docs-serve bench web install install-dev clean
+.PHONY: help demo test test-all test-quick test-core test-torch check lint types imports language docs docs-serve bench web install install-dev clean
 
 help: ## show this text
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -18,11 +18,14 @@ help: ## show this text
 demo: .venv/.installed ## install, then train the digits example and leave the results to be browsed
 	$(BIN)/zerolab run examples/digits/experiment.yaml
 
-test: .venv/.installed-dev ## install what tests need when it is missing, then run the whole suite
+test: .venv/.installed-dev ## install what tests need when it is missing, then run the suite
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not soak" $(ARGS)
+
+test-all: .venv/.installed-dev ## the suite and its longest tests (soak), as before a release
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-quick: .venv/.installed-dev ## the tests of everyday work: none that start processes or a browser, or take long
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not processes and not browser and not slow" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not processes and not browser and not slow and not soak" $(ARGS)
 
 test-core: .venv/.installed-dev ## quick tests of the core in a copy of the tree without any extension
 	tools/core_tests.sh $(ARGS)

@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import signal
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,9 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("ZEROLAB_PRELOAD", "0")  # most agents of the tests run commands without torch
 # Without bytecode files, each of thousands of processes compiles Zerolab again: 0.2 to 0.4 s.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# A shell's background job ignores SIGINT, and would pass that on to every command under test.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import hypothesis
 import pytest

@@ -29,14 +29,17 @@ pytestmark = pytest.mark.processes
     [
         ["server", "--quick"],
         ["scheduler", "--jobs", "200", "--rounds", "1"],
-        ["submit", "--rounds", "1", "--warm-up", "0"],
-        ["queue_cost", "--trials", "2", "--kinds", "command", "--warm-up", "0"],
+        pytest.param(["submit", "--rounds", "1", "--warm-up", "0"], marks=pytest.mark.soak),
+        pytest.param(
+            ["queue_cost", "--trials", "2", "--kinds", "command", "--warm-up", "0"],
+            marks=pytest.mark.soak,
+        ),
         ["controller", "--rounds", "1", "--batches", "2"],
         OBJECTIVES,
         SEARCHERS,
         ["search", "cost", "--methods", "asha promoting", "tpe_asha"],
         ENGINE,
-        [*ENGINE, "--together", "--before", str(ROOT)],
+        pytest.param([*ENGINE, "--together", "--before", str(ROOT)], marks=pytest.mark.soak),
     ],
     ids=[
         "server",

@@ -83,6 +83,7 @@ def test_tests_step_runs_the_files_of_the_page() -> None:
     assert all(file in page for file in FILES)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_rehearsal_finishes(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/gpu/prove.py", "--rehearse", "--output", str(tmp_path)]

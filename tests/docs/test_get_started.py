@@ -19,10 +19,11 @@ TUTORIALS = ("first_experiment.md", "first_search.md", "first_script.md")
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.needs_extension("tpe_asha")
-def test_tutorials_print_what_they_show(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [TUTORIALS[:1], pytest.param(TUTORIALS, marks=pytest.mark.soak)])
+def test_tutorials_print_what_they_show(tmp_path: Path, names: tuple[str, ...]) -> None:
     user = Walkthrough(tmp_path, tmp_path / "zerolab-home")
     try:
-        for name in TUTORIALS:
+        for name in names:
             user.follow(PAGES / name)
     finally:
         user.run("zerolab down")

@@ -217,7 +217,11 @@ def search(
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("searcher", "disturbances"), [(TPE, TPE_DISTURBED), (PROMOTING, PROMOTING_DISTURBED)]
+    ("searcher", "disturbances"),
+    [
+        (TPE, TPE_DISTURBED),
+        pytest.param(PROMOTING, PROMOTING_DISTURBED, marks=pytest.mark.soak),
+    ],
 )
 def test_disturbed_search_equals_undisturbed_search(
     tmp_path: Path, searcher: dict[str, Any], disturbances: dict[int, str]

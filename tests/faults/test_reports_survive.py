@@ -22,8 +22,6 @@ from zerolab.reports.spool import Spool
 pytestmark = pytest.mark.processes
 
 RUNS = 8
-LIVES = 25
-SERVER_KILLS = 50
 
 
 @pytest.fixture
@@ -77,12 +75,13 @@ class ReportingRun:
         )
 
 
-def test_200_kills_of_reporters_keep_each_report_once(
-    fork_server: ForkServer, server: KillableServer, tmp_path: Path
+@pytest.mark.parametrize("lives", [6, pytest.param(25, marks=pytest.mark.soak)])
+def test_kills_of_reporters_keep_each_report_once(
+    fork_server: ForkServer, server: KillableServer, tmp_path: Path, lives: int
 ) -> None:
     runs = [ReportingRun(fork_server, spec) for spec in make_runs(server, RUNS, tmp_path / "runs")]
     chance = random.Random(1)
-    lives = [[chance.uniform(0, 0.08) for _ in range(LIVES)] for _ in runs]
+    lengths_s = [[chance.uniform(0, 0.08) for _ in range(lives)] for _ in runs]
 
     def run_lives(run: ReportingRun, lengths: list[float]) -> None:
         first = 1
@@ -90,7 +89,7 @@ def test_200_kills_of_reporters_keep_each_report_once(
             first = run.run_and_kill(first, length)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(run_lives, runs, lives))
+        list(pool.map(run_lives, runs, lengths_s))
     with server.client as client:
         for run in runs:
             spec = run.spec
@@ -105,14 +104,15 @@ def test_200_kills_of_reporters_keep_each_report_once(
     assert "Traceback" not in fork_server.log.read_text()
 
 
-def test_50_kills_of_server_keep_each_report_once(
-    fork_server: ForkServer, server: KillableServer, tmp_path: Path
+@pytest.mark.parametrize("kills", [14, pytest.param(50, marks=pytest.mark.soak)])
+def test_kills_of_server_keep_each_report_once(
+    fork_server: ForkServer, server: KillableServer, tmp_path: Path, kills: int
 ) -> None:
     runs = [ReportingRun(fork_server, spec) for spec in make_runs(server, RUNS, tmp_path / "runs")]
     for run in runs:
         run.start(1, pause_s=0.004)
     chance = random.Random(2)
-    for number in range(SERVER_KILLS):
+    for number in range(kills):
         if number % 2:
             time.sleep(chance.uniform(0, 0.4))  # killed during or shortly after the start
         else:

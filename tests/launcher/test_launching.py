@@ -421,6 +421,7 @@ dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 print(before, "libtorch" in maps.read_text(), int(total))
+dist.destroy_process_group()
 """
     folder = make_run(tmp_path / "run", script)
     outcome = end_of(start_launcher(folder, ENVIRONMENT), folder)

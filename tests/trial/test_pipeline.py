@@ -106,6 +106,7 @@ def test_pipeline_resumes_in_other_layouts(
     assert min(shares.values()) >= 0
 
 
+@pytest.mark.soak
 def test_example_script_resumes_without_pipeline(
     tmp_path: Path,
 ) -> None:

@@ -46,6 +46,7 @@ print("the script has come to its end", flush=True)
 """
 
 
+@pytest.mark.soak
 @pytest.mark.processes
 @pytest.mark.slow  # transformers takes seven seconds to import, once for each of four or five runs
 def test_trainer_script_pauses_and_is_promoted_like_a_trial_class(tmp_path: Path) -> None:

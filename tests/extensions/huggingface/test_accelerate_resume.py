@@ -77,6 +77,7 @@ if accelerator.is_main_process:
 """
 
 
+@pytest.mark.soak
 def test_skip_first_batches_resumes_bitwise_after_load_state(tmp_path: Path) -> None:
     from accelerate.commands.config.config_args import ClusterConfig
     from accelerate.utils import ComputeEnvironment, DistributedType
@@ -174,7 +175,7 @@ if accelerator.is_main_process:
 """
 
 
-@pytest.mark.parametrize("about", ["fsdp", "deepspeed"])
+@pytest.mark.parametrize("about", [pytest.param("fsdp", marks=pytest.mark.soak), "deepspeed"])
 def test_config_file_chooses_the_stage_under_accelerate_launch(about: str, tmp_path: Path) -> None:
     text = FSDP_FILE if about == "fsdp" else DEEPSPEED_FILE
     (tmp_path / "file.yaml").write_text(text.format(port=free_port(), reshard="false"))

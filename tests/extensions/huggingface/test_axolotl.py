@@ -135,6 +135,7 @@ def train_with_axolotl_trainer(
     return [sorted(row) for row in expected]
 
 
+@pytest.mark.soak
 def test_axolotl_trainer_matches_plain_torch(
     axolotl: str, trl: str, files: Path, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def submit(farm: Farm, *, waits: bool, trials: int = 1, **resources: Any) -> int
     return farm.submit(searcher=searcher, resources=resources, data={"waits": waits})
 
 
+@pytest.mark.soak
 def test_mixed_priorities_on_agents_and_slurm(
     farm: Farm,
 ) -> None:

@@ -82,6 +82,7 @@ def curves(farm: Farm, experiment_id: int) -> dict[str, Any]:
     return {curve["group"]: curve["points"] for curve in curves_found if curve["name"] == "loss"}
 
 
+@pytest.mark.soak
 def test_slurm_interruptions_keep_losses(farm: Farm, slurm: Cluster) -> None:
     with pytest.raises(
         ConfigError, match=r"5 rank\(s\) of 1 slot\(s\) must fit on the 2 node\(s\)"

@@ -51,6 +51,7 @@ def ssh_to(farm: Classes, host: str) -> psutil.Process:
     return process
 
 
+@pytest.mark.soak
 def test_hostfile_trial_survives_lost_machine(farm: Classes, net: Network, tmp_path: Path) -> None:
     servers = {name: set(net.processes(name)) for name in net.names}
     reference = farm.losses(farm.train(config(1, 0, accumulation=3)))

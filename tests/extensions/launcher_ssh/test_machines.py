@@ -23,7 +23,7 @@ BOTH = ["--exclude", "worker-1:1@worker-2:1"]
 """One slot of each host of the example's file."""
 ENDLESS = ["--steps", "100000", "--save-every", "4", "--pause", "0.3"]
 """Long enough for the test to stop or disconnect it."""
-SILENCE_S = 8
+SILENCE_S = 15
 
 
 def losses(text: str) -> dict[int, float]:

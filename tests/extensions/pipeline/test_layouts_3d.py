@@ -241,6 +241,7 @@ def test_example_losses_on_4_ranks_and_one(tmp_path: Path) -> None:
     assert len(expected) == 3
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.processes
 def test_three_axes_match_one_process(

@@ -461,7 +461,7 @@ class LifeCycle(RuleBasedStateMachine):
 
 
 LifeCycle.TestCase.settings = settings(
-    max_examples=25,
+    max_examples=12,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,  # the same examples in every run
