@@ -48,8 +48,10 @@ def test_page_of_administrator_and_viewer(tmp_path: Path, chromium: Browser) -> 
         expect(other.get_by_role("row", name="you")).to_contain_text("vic")
         expect(other.get_by_role("button", name="deactivate")).to_have_count(0)
         other.goto(f"{base}/#/experiments/1")
-        other.get_by_role("button", name="pause").click()
-        expect(other.get_by_role("dialog")).to_contain_text("has the role viewer")
+        for name in ("pause", "fork", "edit", "kill"):
+            expect(other.get_by_role("button", name=name)).to_be_disabled()
+        reason = other.get_by_title("needs the role member; yours is viewer")
+        expect(reason.get_by_role("button", name="pause")).to_be_visible()
 
         page.get_by_label("role of vic").select_option("member")
         page.get_by_role("dialog").get_by_role("button", name="change").click()

@@ -2,6 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 
+import { Allowed } from "./access";
 import { post, remove } from "./api";
 import { Dialog, dismiss } from "./dialog";
 import { number } from "./format";
@@ -31,14 +32,16 @@ export function Bulk({ noun, ids, deeds, fits, done }: BulkProps) {
   return (
     <span class="bulk" role="group" aria-label={`actions for ${ids.length} ${noun}s`}>
       <span class="muted">{number(ids.length)} selected:</span>
-      {deeds.map((deed) => {
-        const count = ids.filter((id) => fits(deed.name, id)).length;
-        return (
-          <button type="button" key={deed.name} disabled={count === 0} onClick={() => setAsked(deed)}>
-            {deed.name}
-          </button>
-        );
-      })}
+      <Allowed>
+        {deeds.map((deed) => {
+          const count = ids.filter((id) => fits(deed.name, id)).length;
+          return (
+            <button type="button" key={deed.name} disabled={count === 0} onClick={() => setAsked(deed)}>
+              {deed.name}
+            </button>
+          );
+        })}
+      </Allowed>
       {asked && (
         <Several
           noun={noun}

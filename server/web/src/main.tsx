@@ -4,6 +4,7 @@ import { render } from "preact";
 
 import icon from "./icon.svg";
 import "./style.css";
+import { Caller } from "./access";
 import { get, post } from "./api";
 import { Choices, type Route, useRoute } from "./route";
 import { choose, follow, THEMES, useTheme } from "./theme";
@@ -72,7 +73,9 @@ function Page() {
         </button>
       </header>
       <main>
-        <View route={route} />
+        <Caller.Provider value={caller}>
+          <View route={route} />
+        </Caller.Provider>
       </main>
     </Choices.Provider>
   );

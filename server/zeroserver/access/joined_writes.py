@@ -5,6 +5,7 @@ much as the rest of the HTTP handling of a small request.
 """
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 __all__ = ["JoinedWrites"]
@@ -41,6 +42,10 @@ class JoinedWrites:
         else:
             self._waiting = data
             self._loop.call_soon(self._flush)
+
+    def writelines(self, pieces: Iterable[bytes]) -> None:
+        """Write pieces after what waits."""
+        self.write(b"".join(pieces))
 
     def close(self) -> None:
         """Close the connection after all data is sent."""

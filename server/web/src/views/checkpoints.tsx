@@ -1,5 +1,6 @@
 /** The checkpoints of an experiment or of a trial, the newest first, with what lies in each. */
 
+import { Allowed } from "../access";
 import { all, get, remove } from "../api";
 import { Ask } from "../dialog";
 import type { BestCheckpointAnswer, Checkpoint, Num, Trial, TrialPage } from "../resources";
@@ -135,17 +136,19 @@ function Line({ checkpoint: c, trial, registry, done }: LineProps) {
         <Time at={c.created_at} />
       </Cell>
       <Cell kind="acts">
-        {c.state === "COMPLETED" && <Register checkpoint={c.uuid} registry={registry} />}{" "}
-        {c.state !== "DELETED" && (
-          <Ask
-            act={() => remove(`/checkpoints/${c.uuid}`).then(done)}
-            final
-            title={`delete checkpoint ${c.uuid.slice(0, 8)}?`}
-            ask="Its files are deleted. This cannot be undone."
-          >
-            delete
-          </Ask>
-        )}
+        <Allowed>
+          {c.state === "COMPLETED" && <Register checkpoint={c.uuid} registry={registry} />}{" "}
+          {c.state !== "DELETED" && (
+            <Ask
+              act={() => remove(`/checkpoints/${c.uuid}`).then(done)}
+              final
+              title={`delete checkpoint ${c.uuid.slice(0, 8)}?`}
+              ask="Its files are deleted. This cannot be undone."
+            >
+              delete
+            </Ask>
+          )}
+        </Allowed>
       </Cell>
     </tr>
   );

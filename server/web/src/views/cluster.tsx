@@ -2,6 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 
+import { Allowed } from "../access";
 import { get, patch, post, remove } from "../api";
 import { number, seconds } from "../format";
 import { useEvents, useLoaded } from "../live";
@@ -129,15 +130,17 @@ function Line({ job, above, below, first, act }: LineProps) {
       <Cell name="position" kind="figure">
         {job.place}{" "}
         <span class="moves" role="group" aria-label={`move ${job.name}`}>
-          <button type="button" title="move to the front" aria-label="first" disabled={!above} onClick={() => move({ ahead_of: first.experiment_id })}>
-            ⤒
-          </button>
-          <button type="button" title="move up, with the priority of the job above" aria-label="up" disabled={!above} onClick={() => move({ ahead_of: above!.experiment_id })}>
-            ↑
-          </button>
-          <button type="button" title="move down, with the priority of the job below" aria-label="down" disabled={!below} onClick={() => move({ behind: below!.experiment_id })}>
-            ↓
-          </button>
+          <Allowed>
+            <button type="button" title="move to the front" aria-label="first" disabled={!above} onClick={() => move({ ahead_of: first.experiment_id })}>
+              ⤒
+            </button>
+            <button type="button" title="move up, with the priority of the job above" aria-label="up" disabled={!above} onClick={() => move({ ahead_of: above!.experiment_id })}>
+              ↑
+            </button>
+            <button type="button" title="move down, with the priority of the job below" aria-label="down" disabled={!below} onClick={() => move({ behind: below!.experiment_id })}>
+              ↓
+            </button>
+          </Allowed>
         </span>
       </Cell>
       <Cell kind="name">
@@ -228,7 +231,9 @@ function Agents({ agents, pooled, act }: { agents: Agent[]; pooled: boolean; act
             {agent.silent_s < 30 ? "now" : `${seconds(agent.silent_s)} ago`}
           </Cell>
           <Cell>
-            <Deeds agent={agent} act={act} />
+            <Allowed role="admin">
+              <Deeds agent={agent} act={act} />
+            </Allowed>
           </Cell>
         </tr>
       ))}

@@ -2,6 +2,7 @@
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
+import { Allowed } from "../access";
 import { get, post, remove } from "../api";
 import { places } from "../chart/looks";
 import { type Seen, seen, seenTrial } from "../columns";
@@ -178,41 +179,45 @@ function Head({ row, connected, refresh }: { row: Row; connected: boolean; refre
         <div class="actions">
           {!connected && <span class="muted">not connected, retrying</span>}
           {connected && !ended && <span class="live">live</span>}
-          {row.state === "ACTIVE" && <Now act={act("pause")}>pause</Now>}
-          {row.state === "PAUSED" && <Now act={act("activate")}>activate</Now>}
-          {!ended && (
-            <>
-              <Ask act={act("cancel")} title={`cancel experiment ${row.id}?`} ask="Its trials save a checkpoint and stop. The experiment can be continued later.">
-                cancel
+          <Allowed>
+            <Fork row={row} />
+          </Allowed>
+          <Allowed owner={row.owner}>
+            {row.state === "ACTIVE" && <Now act={act("pause")}>pause</Now>}
+            {row.state === "PAUSED" && <Now act={act("activate")}>activate</Now>}
+            {!ended && (
+              <>
+                <Ask act={act("cancel")} title={`cancel experiment ${row.id}?`} ask="Its trials save a checkpoint and stop. The experiment can be continued later.">
+                  cancel
+                </Ask>
+                <Ask act={act("kill")} final title={`kill experiment ${row.id}?`} ask="Its trials stop immediately, without a checkpoint. Training since the last one is lost.">
+                  kill
+                </Ask>
+              </>
+            )}
+            {ended && (
+              <AskChanges
+                act={goOn}
+                title={`continue experiment ${row.id}`}
+                ask="It resumes from its checkpoints with these overrides. Without overrides, failed and stopped trials are retried."
+                usual={longer(row)}
+              >
+                continue
+              </AskChanges>
+            )}
+            <Edit row={row} done={refresh} />
+            {ended && <Now act={act(row.archived ? "unarchive" : "archive")}>{row.archived ? "unarchive" : "archive"}</Now>}
+            {ended && (
+              <Ask
+                act={() => remove(path).then(() => window.location.replace("#/"))}
+                final
+                title={`delete experiment ${row.id}?`}
+                ask="Its metrics, media, logs and checkpoints are deleted. This cannot be undone."
+              >
+                delete
               </Ask>
-              <Ask act={act("kill")} final title={`kill experiment ${row.id}?`} ask="Its trials stop immediately, without a checkpoint. Training since the last one is lost.">
-                kill
-              </Ask>
-            </>
-          )}
-          {ended && (
-            <AskChanges
-              act={goOn}
-              title={`continue experiment ${row.id}`}
-              ask="It resumes from its checkpoints with these overrides. Without overrides, failed and stopped trials are retried."
-              usual={longer(row)}
-            >
-              continue
-            </AskChanges>
-          )}
-          <Fork row={row} />
-          <Edit row={row} done={refresh} />
-          {ended && <Now act={act(row.archived ? "unarchive" : "archive")}>{row.archived ? "unarchive" : "archive"}</Now>}
-          {ended && (
-            <Ask
-              act={() => remove(path).then(() => window.location.replace("#/"))}
-              final
-              title={`delete experiment ${row.id}?`}
-              ask="Its metrics, media, logs and checkpoints are deleted. This cannot be undone."
-            >
-              delete
-            </Ask>
-          )}
+            )}
+          </Allowed>
         </div>
       </header>
       {row.description && <p class="muted description">{row.description}</p>}

@@ -2,6 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 
+import { Allowed } from "../access";
 import { get, post, remove } from "../api";
 import { look } from "../chart/looks";
 import { leavesOf, seenTrial, spaceOf } from "../columns";
@@ -132,35 +133,39 @@ function Deeds({ trial, row, refresh }: Both & { refresh: () => void }) {
   const ended = ENDED.includes(trial.state);
   return (
     <>
-      {!ended && trial.state !== "PAUSED" && <Now act={act("pause")}>pause</Now>}
-      {trial.state === "PAUSED" && <Now act={act("activate")}>activate</Now>}
-      {!ended && (
-        <>
-          <Ask act={act("cancel")} title={`cancel trial ${trial.id}?`} ask="It saves a checkpoint and stops. Other trials continue.">
-            cancel
+      <Allowed owner={row.owner}>
+        {!ended && trial.state !== "PAUSED" && <Now act={act("pause")}>pause</Now>}
+        {trial.state === "PAUSED" && <Now act={act("activate")}>activate</Now>}
+        {!ended && (
+          <>
+            <Ask act={act("cancel")} title={`cancel trial ${trial.id}?`} ask="It saves a checkpoint and stops. Other trials continue.">
+              cancel
+            </Ask>
+            <Ask act={act("kill")} final title={`kill trial ${trial.id}?`} ask="It stops immediately, without a checkpoint. Training since the last one is lost.">
+              kill
+            </Ask>
+          </>
+        )}
+        {(trial.state === "CANCELED" || trial.state === "ERROR") && (
+          <Ask act={act("continue")} title={`continue trial ${trial.id}?`} ask="It resumes from its latest checkpoint, or from the start if it has none.">
+            continue
           </Ask>
-          <Ask act={act("kill")} final title={`kill trial ${trial.id}?`} ask="It stops immediately, without a checkpoint. Training since the last one is lost.">
-            kill
+        )}
+      </Allowed>
+      <Allowed>{trial.latest_checkpoint && <Fork trial={trial.id} />}</Allowed>
+      <Allowed owner={row.owner}>
+        {ended && <Now act={act(trial.archived ? "unarchive" : "archive")}>{trial.archived ? "unarchive" : "archive"}</Now>}
+        {ended && ENDED.includes(row.state) && (
+          <Ask
+            act={() => remove(`/trials/${trial.id}`).then(() => window.location.replace(address(row.id)))}
+            final
+            title={`delete trial ${trial.id}?`}
+            ask="Its metrics, media, logs and checkpoints are deleted. This cannot be undone."
+          >
+            delete
           </Ask>
-        </>
-      )}
-      {(trial.state === "CANCELED" || trial.state === "ERROR") && (
-        <Ask act={act("continue")} title={`continue trial ${trial.id}?`} ask="It resumes from its latest checkpoint, or from the start if it has none.">
-          continue
-        </Ask>
-      )}
-      {trial.latest_checkpoint && <Fork trial={trial.id} />}
-      {ended && <Now act={act(trial.archived ? "unarchive" : "archive")}>{trial.archived ? "unarchive" : "archive"}</Now>}
-      {ended && ENDED.includes(row.state) && (
-        <Ask
-          act={() => remove(`/trials/${trial.id}`).then(() => window.location.replace(address(row.id)))}
-          final
-          title={`delete trial ${trial.id}?`}
-          ask="Its metrics, media, logs and checkpoints are deleted. This cannot be undone."
-        >
-          delete
-        </Ask>
-      )}
+        )}
+      </Allowed>
     </>
   );
 }

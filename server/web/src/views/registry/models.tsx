@@ -2,6 +2,7 @@
 
 import { useState } from "preact/hooks";
 
+import { Allowed } from "../../access";
 import { get, post, remove } from "../../api";
 import { Ask, Question } from "../../dialog";
 import { bytes, number } from "../../format";
@@ -25,7 +26,9 @@ export function Models() {
       <header class="title">
         <h1>Models</h1>
         <div class="actions">
-          <New done={list.reload} />
+          <Allowed>
+            <New done={list.reload} />
+          </Allowed>
           <Raw path="/models" />
         </div>
       </header>
@@ -118,14 +121,16 @@ export function Model({ name }: { name: string }) {
           {model.name}
         </h1>
         <div class="actions">
-          <Ask
-            act={() => remove(path).then(() => window.location.replace("#/models"))}
-            final
-            title={`remove model ${name}?`}
-            ask="The model and its versions are removed from the registry. Checkpoints are then kept by the policy of their experiments."
-          >
-            remove
-          </Ask>
+          <Allowed owner={model.owner}>
+            <Ask
+              act={() => remove(path).then(() => window.location.replace("#/models"))}
+              final
+              title={`remove model ${name}?`}
+              ask="The model and its versions are removed from the registry. Checkpoints are then kept by the policy of their experiments."
+            >
+              remove
+            </Ask>
+          </Allowed>
           <Raw path={path} />
         </div>
       </header>
