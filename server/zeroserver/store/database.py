@@ -3,7 +3,7 @@
 Every change is a *job*, a function of a :class:`Transaction`. One thread runs all jobs. Under load
 it commits many of them in one database transaction, and returns their results after the commit.
 This avoids lock conflicts, keeps each change atomic, and flushes a burst of small reports to the
-disk only once. Jobs must be repeatable: if a group fails, each of its jobs is run again separately.
+disk only once. Jobs must be repeatable: if one of a group fails, all of them are run again.
 """
 
 import asyncio
@@ -403,7 +403,9 @@ class Database:
     def _run_group(self, group: list[_Pending]) -> list[_Pending]:
         """Run a group, or its jobs one by one if it fails; return jobs blocked by a lock."""
         try:
-            if self._commit(group):
+            # Most jobs succeed, so savepoints, which cost a tenth of a report, are only used after
+            # one did not.
+            if self._commit(group) or self._commit(group, savepoints=True):
                 return []
             while group:
                 self._commit(group[:1])
@@ -413,8 +415,13 @@ class Database:
             logger.warning("the database is locked: %s", error)
         return [pending for pending in group if not _is_abandoned(pending)]
 
-    def _commit(self, group: list[_Pending]) -> bool:
+    def _commit(self, group: list[_Pending], *, savepoints: bool = False) -> bool:
         """Run the jobs in one transaction; return whether all are finished.
+
+        Args:
+            group: The jobs.
+            savepoints: Whether a job that raises rolls back only its own changes. Otherwise it
+                rolls back the transaction.
 
         Raises:
             _LockedError: If another process has locked the database; no job has run.
@@ -433,7 +440,7 @@ class Database:
                         Transaction(connection, self.sqlite, cursor),
                         queued,
                         undo,
-                        is_single=is_single,
+                        savepoint=savepoints,
                     )
                     for queued in running
                 ]
@@ -444,8 +451,8 @@ class Database:
                 step()
             if _is_locked(error):
                 raise _LockedError(str(error)) from error
-            # A database error aborts the transaction of the whole group. Each job then runs
-            # separately, so that only the job that caused the error fails.
+            # The group runs again: with savepoints, and after a database error, which aborts the
+            # transaction in spite of them, each job separately.
             if not is_single:
                 return False
             if group[0].begin():
@@ -536,11 +543,11 @@ class Database:
         pending: _Pending,
         undo: list[Callable[[], None]],
         *,
-        is_single: bool,
+        savepoint: bool,
     ) -> tuple[_Pending, Any, BaseException | None]:
         pending.changes, pending.then = transaction.changes, transaction.then
         undo_group = undo
-        if is_single:  # no savepoint: an exception rolls back the whole transaction
+        if not savepoint:  # an exception rolls back the whole transaction
             transaction.undo = undo_group
             return pending, self._timed(pending.job, transaction), None
         # A job that raises, for example because of a conflict or a missing row, rolls back only its

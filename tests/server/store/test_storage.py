@@ -357,6 +357,32 @@ def test_waiting_jobs_commit_together(database: Database) -> None:
     assert database.jobs >= 51
 
 
+def test_refused_job_leaves_others_together(database: Database) -> None:
+    statement = "INSERT INTO metric_keys (id, group_name, name) VALUES (?, 'g', ?)"
+    cache: list[int] = []
+
+    def store(transaction: Transaction) -> None:
+        transaction.undo.append(cache.pop)
+        cache.append(transaction.run(statement, (len(cache) + 1, str(len(cache)))))
+
+    def refuse(transaction: Transaction) -> None:
+        store(transaction)
+        raise ConflictError("no")
+
+    blocked = threading.Event()
+    first = database.submit(lambda _transaction: blocked.wait(DEADLINE_S))
+    before = database.groups
+    jobs = [database.submit(job) for job in (store, refuse, store)]
+    blocked.set()
+    assert first.result(DEADLINE_S)
+    assert [job.exception(DEADLINE_S) is None for job in jobs] == [True, False, True]
+    assert database.groups - before <= 2
+    assert cache == [1, 1]
+    with database.read() as connection:
+        ids = list(connection.scalars(text("SELECT id FROM metric_keys ORDER BY id")))
+    assert ids == [1, 2]
+
+
 def test_sqlite_and_postgresql_store_the_same(tmp_path: Path, postgresql: Any) -> None:
     def stored(directory: Path, url: str) -> Any:
         with serve(directory, url) as server:
