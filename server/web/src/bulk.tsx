@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { Allowed } from "./access";
+import { Allowed } from "./views/users/access";
 import { post, remove } from "./api";
 import { Dialog, dismiss } from "./dialog";
 import { number } from "./format";

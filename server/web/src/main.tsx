@@ -4,7 +4,7 @@ import { render } from "preact";
 
 import icon from "./icon.svg";
 import "./style.css";
-import { Caller } from "./access";
+import { Caller } from "./views/users/access";
 import { get, post } from "./api";
 import { Choices, type Route, useRoute } from "./route";
 import { choose, follow, THEMES, useTheme } from "./theme";

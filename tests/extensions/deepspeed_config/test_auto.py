@@ -359,3 +359,18 @@ def test_check_command_rejects_hyperparameters_option(tmp_path: Path) -> None:
     assert values.problems == [
         "hyperparameters: must be given only with an engine file; an experiment has its own"
     ]
+
+
+def test_default_rate_of_schedule_that_replaces_the_optimizer_rate_is_pointed_out() -> None:
+    schedule: dict[str, Any] = {"type": "WarmupDecayLR", "params": {"total_num_steps": 10}}
+    optimizer = {"type": "AdamW", "params": {"lr": 0.05}}
+    content = {"train_batch_size": 2, "optimizer": optimizer, "scheduler": schedule}
+    key = "scheduler.params.warmup_max_lr"
+    value, origin = entries_of(load_engine_config(content))[key]
+    assert value == 0.001
+    assert origin.startswith("default: replaces optimizer.params.lr 0.05; set warmup_max_lr")
+    schedule["params"]["warmup_max_lr"] = "auto"
+    assert entries_of(load_engine_config(content))[key][0] == 0.05
+    schedule["type"] = "WarmupLR"
+    del schedule["params"]["warmup_max_lr"], schedule["params"]["total_num_steps"]
+    assert entries_of(load_engine_config(content))[key] == (None, "default")

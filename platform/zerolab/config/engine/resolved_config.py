@@ -5,6 +5,7 @@ from typing import Any
 
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import OPTIMIZERS
+from zerolab.config.engine.schedules import SCHEDULES, canonical_schedule
 from zerolab.config.engine.zero import LIVE_LIMIT
 from zerolab.schema.section import Section, hints_of
 
@@ -61,6 +62,7 @@ def resolve(
         else:
             entries.append((key, value, origin))
     entries += _optimizer_defaults(config)
+    entries += _parameter_defaults(config)
     entries += [(key, None, _OFF) for key in config.off]
     return entries
 
@@ -75,6 +77,31 @@ def _optimizer_defaults(config: EngineConfig) -> Iterator[Entry]:
         if optimizer and key.startswith(prefix) and name not in optimizer.params:
             field = section.model_fields.get(name) if section else None
             yield key, field.default if field else None, "auto: the optimizer's default"
+
+
+def _parameter_defaults(config: EngineConfig) -> Iterator[Entry]:
+    """Yield parameters of the optimizer and of the schedule that the file leaves out."""
+    optimizer, scheduler = config.optimizer, config.scheduler
+    sections = []
+    if optimizer is not None and optimizer.type in OPTIMIZERS:
+        sections.append(("optimizer.params.", OPTIMIZERS[optimizer.type], optimizer.params))
+    if scheduler is not None and (name := canonical_schedule(scheduler.type)) in SCHEDULES:
+        sections.append(("scheduler.params.", SCHEDULES[name], scheduler.params))
+    for prefix, section, params in sections:
+        hints = hints_of(section)
+        for name, field in section.model_fields.items():
+            key = prefix + name
+            if name in params or name in hints or key in config.auto or field.is_required():
+                continue
+            yield key, field.default, "default" + _replaced_rate(config, key, field.default)
+
+
+def _replaced_rate(config: EngineConfig, key: str, rate: Any) -> str:
+    """Return a remark if a schedule's default replaces the learning rate of the file."""
+    written = config.optimizer.params.get("lr") if config.optimizer is not None else None
+    if key != "scheduler.params.warmup_max_lr" or None in (rate, written) or rate == written:
+        return ""
+    return f': replaces optimizer.params.lr {written}; set warmup_max_lr to it, or to "auto"'
 
 
 _STAGES = {

@@ -1,6 +1,6 @@
 /** The checkpoints of an experiment or of a trial, the newest first, with what lies in each. */
 
-import { Allowed } from "../access";
+import { Allowed } from "./users/access";
 import { all, get, remove } from "../api";
 import { Ask } from "../dialog";
 import type { BestCheckpointAnswer, Checkpoint, Num, Trial, TrialPage } from "../resources";

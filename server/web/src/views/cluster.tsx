@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 
-import { Allowed } from "../access";
+import { Allowed } from "./users/access";
 import { get, patch, post, remove } from "../api";
 import { number, seconds } from "../format";
 import { useEvents, useLoaded } from "../live";

@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
-import { Allowed } from "../access";
+import { Allowed } from "./users/access";
 import { get, post, remove } from "../api";
 import { places } from "../chart/looks";
 import { type Seen, seen, seenTrial } from "../columns";

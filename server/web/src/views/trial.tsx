@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 
-import { Allowed } from "../access";
+import { Allowed } from "./users/access";
 import { get, post, remove } from "../api";
 import { look } from "../chart/looks";
 import { leavesOf, seenTrial, spaceOf } from "../columns";

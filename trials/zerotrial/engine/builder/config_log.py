@@ -50,6 +50,9 @@ def describe_config(config: EngineConfig, world_size: int, model: nn.Module) -> 
             config.source,
             ", ".join(idle),
         )
+    for key, value, origin in entries:
+        if origin.startswith("default: replaces"):
+            logger.warning("%s: %s = %s (%s)", config.source, key, value, origin)
 
 
 def make_audible() -> None:

@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 
-import { Allowed } from "../../access";
+import { Allowed } from "../users/access";
 import { get, post, remove } from "../../api";
 import { Ask, Question } from "../../dialog";
 import { bytes, number } from "../../format";

@@ -3,7 +3,7 @@
 import { type ComponentChildren, createContext } from "preact";
 import { useContext } from "preact/hooks";
 
-import type { Whoami } from "./resources";
+import type { Whoami } from "../../resources";
 
 /** The user of this browser; null until the server has named it. */
 export const Caller = createContext<Whoami | null>(null);
