@@ -5,7 +5,7 @@ import { useLoaded } from "../../live";
 import { Copy, Problem, save } from "../../parts";
 import type { Experiment, SubmittedAnswer } from "../../resources";
 import { trialAddress, useChoice } from "../../route";
-import { yaml } from "../../yaml";
+import { yaml } from "./yaml";
 
 const FORMS = { yaml: "YAML", json: "JSON", submitted: "as submitted" };
 

@@ -8,7 +8,7 @@ import { useLoaded } from "../../live";
 import { Problem } from "../../parts";
 import type { Experiment, ExperimentAnswer, SubmittedAnswer } from "../../resources";
 import { address } from "../../route";
-import { yaml } from "../../yaml";
+import { yaml } from "./yaml";
 
 export function Fork({ row }: { row: Experiment }) {
   const [open, setOpen] = useState(false);
