@@ -3,7 +3,7 @@
 Requests and responses are those of the REST reference.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -841,7 +841,7 @@ class Client(Transport):
 
     def submit(
         self,
-        source: str | Path | bytes | Mapping[str, str | bytes],
+        source: str | Path | bytes | Mapping[str, str | bytes] | Callable[..., Any],
         config: Mapping[str, Any],
         *,
         activate: bool = True,
@@ -851,8 +851,11 @@ class Client(Transport):
 
         Args:
             source: Directory with the model's code, an archive of
-                :func:`zerolab.client.archive.pack`, or a mapping of file names to contents.
-            config: Content of the experiment file.
+                :func:`zerolab.client.archive.pack`, a mapping of file names to contents, or a
+                function. The experiment calls the function with its hyperparameters as keyword
+                arguments. Its module is uploaded, or the statements of its notebook cell that it
+                needs; defaults of its parameters become hyperparameters.
+            config: Content of the experiment file; without ``entrypoint`` for a function.
             activate: Start it; otherwise it is paused.
             test: Run one batch, one validation and one checkpoint only.
 

@@ -29,7 +29,12 @@ def read_source(
         return _pack_files(source), config
     if isinstance(source, str | Path | bytes):
         return source, config
-    kinds = "a directory, an archive or a mapping of file names to contents"
+    if callable(source):
+        from zerolab.client.function_source import function_config, function_files
+
+        config = function_config(source, config)
+        return _pack_files(function_files(source)), config
+    kinds = "a directory, an archive, a mapping of file names to contents or a function"
     raise ConfigError("submit", [f"source: must be {kinds}, got {type(source).__name__}"])
 
 
