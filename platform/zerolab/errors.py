@@ -8,6 +8,7 @@ import errno
 from collections.abc import Sequence
 
 __all__ = [
+    "CertificateError",
     "ConfigError",
     "ConflictError",
     "EngineError",
@@ -126,6 +127,15 @@ class UnreachableError(ZerolabError):
         ... except zerolab.errors.UnreachableError:
         ...     print("start one with `zerolab up`")
         start one with `zerolab up`
+    """
+
+
+class CertificateError(UnreachableError):
+    """The server's certificate is not valid here: retrying does not help.
+
+    Example:
+        >>> issubclass(zerolab.errors.CertificateError, zerolab.errors.UnreachableError)
+        True
     """
 
 

@@ -119,10 +119,30 @@ def test_csv_escapes_formulas() -> None:
     ]  # fmt: skip
 
 
-def test_unknown_sort_column_has_suggestion(live: LiveServer) -> None:
-    done = zerolab(live, "trial", "list", "1", "--sort", "lr")
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("lr", "did you mean 'optimizer.lr'?"),
+        ("wrd", "did you mean 'word'?"),
+        ("-lss", "did you mean 'metric' (loss, best first)?"),
+        ("best_valdation", "did you mean 'best_validation'?"),
+        ("last.validation.lss", "did you mean 'last.validation.loss'?"),
+        ("qqq", "there are: metric, id, state, "),
+    ],
+)
+def test_unknown_sort_column_has_suggestion(live: LiveServer, name: str, meant: str) -> None:
+    done = zerolab(live, "trial", "list", "1", f"--sort={name}")
     assert done.returncode == 2
-    assert "did you mean 'hparams.optimizer.lr'?" in done.stderr
+    assert f"got {name.removeprefix('-')!r}; {meant}" in done.stderr
+
+
+def test_trials_sorted_by_metric_column(live: LiveServer) -> None:
+    shown = zerolab(live, "trial", "list", "1", "--sort=max.validation.loss", "--json").stdout
+    losses = [trial["best_validation"] for trial in json.loads(shown)]
+    assert losses == sorted(losses)
+
+
+def test_csv_and_json_exclude_each_other(live: LiveServer) -> None:
     both = zerolab(live, "trial", "list", "1", "--csv", "--json")
     assert (both.returncode, both.stdout) == (2, "")
 

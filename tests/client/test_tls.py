@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from zerolab.cli.local import background
 from zerolab.client.http import Client
-from zerolab.errors import UnreachableError
+from zerolab.errors import CertificateError, ConfigError
+from zerolab.files import write_json
+from zerolab.paths import Home
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -47,10 +50,35 @@ def test_certificate_of_environment_is_trusted(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # a proxy is not used for loopback
-    with Client(f"https://localhost:{port}") as client, pytest.raises(UnreachableError):
+    untrusted = pytest.raises(CertificateError, match=r"not trusted here .* set SSL_CERT_FILE")
+    with Client(f"https://localhost:{port}") as client, untrusted:
         client.get("/info")
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
     with Client(f"https://localhost:{port}") as client:
         assert client.get("/info") == {}
-    with Client(f"https://127.0.0.1:{port}") as client, pytest.raises(UnreachableError):
-        client.get("/info")  # the certificate is for another name
+    another = pytest.raises(
+        CertificateError, match=r"another name .* use a name of the certificate"
+    )
+    with Client(f"https://127.0.0.1:{port}") as client, another:
+        client.get("/info")
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_unreadable_certificates_of_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    file = tmp_path / "cert.pem"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    with pytest.raises(ConfigError, match="SSL_CERT_FILE: must be a file with certificates, got"):
+        Client("https://localhost:1")
+    Client("http://localhost:1").close()
+
+
+def test_start_with_untrusted_certificate_fails_at_once(port: int, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    write_json(home.server_file, {"url": f"https://localhost:{port}"})
+    with pytest.raises(CertificateError, match="set SSL_CERT_FILE"):
+        background._wait_for_server(home, lambda: True)

@@ -108,7 +108,7 @@ def test_misspelt_class_is_rejected_with_correction(value: Any, message: str) ->
         ),
         ("./model_def.py/MyTrial", "did you mean 'model_def:MyTrial'?"),
         ("pkg/inner/T", "did you mean 'pkg.inner:T'?"),
-        ("python trian.py", "no file 'trian.py' in the model directory; did you mean 'train.py'?"),
+        ("python trian.py", "model_def.py, pkg/inner.py, train.py; did you mean 'train.py'?"),
         ("/opt/bin/python3.11 -u -X dev train --lr 1", "there is no file 'train' in the model"),
     ],
 )

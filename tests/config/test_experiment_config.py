@@ -155,7 +155,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         "hyperparameters: a grid must have at most 100,000 points, got 2,000,000,000",
     ),
     ({"min_validation_period": {"batch": 3}}, "min_validation_period.batch: unknown key"),
-    ({"min_validation_period": -1}, "min_validation_period.batches: must be "),
+    ({"min_validation_period": -1}, "min_validation_period: must be a positive "),
     ({"checkpoint_policy": "latest"}, "checkpoint_policy: must be 'best', 'all' or 'none'"),
     (
         {"searcher": {"name": "single", "metric": "m"}},

@@ -8,8 +8,9 @@ from zerolab.cli.submit import read_submission
 from zerolab.config import check_file
 from zerolab.config.experiment.model_files import FolderFiles
 from zerolab.config.files import experiment_file, parse_yaml, read_yaml
+from zerolab.contract.spec import Command
 from zerolab.errors import ConfigError
-from zerolab.extensions.config_checks.source_checks import source_problems
+from zerolab.extensions.config_checks.source_checks import entrypoint_problem, source_problems
 
 EXPERIMENT = """name: m
 entrypoint: model_def:T
@@ -97,6 +98,8 @@ def test_invalid_length_is_one_problem(tmp_path: Path, length: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_file(file)
     assert len(caught.value.problems) == 1, caught.value.problems
+    if "-5" in length:
+        assert "must be a positive number of batches or epochs, got -5" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +122,40 @@ def test_check_reads_source_files(
         (tmp_path / name).write_text(text)
     (reported,) = source_problems(entrypoint, FolderFiles(tmp_path))
     assert problem in reported
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("trian.py", "its Python files are: train.py, utils.py; did you mean 'train.py'?"),
+        ("evaluation_of_models.py", "its Python files are: train.py, utils.py"),
+        ("scripts/train.py", "its Python files are: train.py, utils.py; did you mean 'train.py'?"),
+    ],
+)
+def test_missing_script_lists_files(tmp_path: Path, script: str, problem: str) -> None:
+    for name in ("train.py", "utils.py"):
+        (tmp_path / name).write_text("x = 1\n")
+    command = Command(("python", script))
+    reported = entrypoint_problem(command, FolderFiles(tmp_path), {})
+    assert reported == f"there is no file {script!r} in the model directory; {problem}"
+
+
+def test_missing_engine_file_lists_files(tmp_path: Path) -> None:
+    (tmp_path / "experiment.yaml").write_text(
+        f"{EXPERIMENT}hyperparameters: {{deepspeed_config: ds_confg.json}}\n"
+    )
+    (tmp_path / "model_def.py").write_text("import x\nclass T(x.Y): pass\n")
+    (tmp_path / "ds_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"got 'ds_confg.json'.*did you mean 'ds_config.json'"):
+        check_file(tmp_path / "experiment.yaml")
+
+
+def test_folder_without_experiment_file_names_init(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no YAML file; .*`zerolab init`"):
+        experiment_file(tmp_path)
+    (tmp_path / "search.yaml").write_text(EXPERIMENT)
+    with pytest.raises(ConfigError, match=r"YAML files are: search.yaml; give one of them"):
+        experiment_file(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,19 @@ def _sort_names(client: "Client", context: typer.Context) -> Iterable[tuple[obje
         yield from ((name, "hyperparameter") for name in flatten_hparams(trial["hparams"]))
 
 
+def _sort_columns(client: "Client", experiment_id: int) -> list[tuple[str, str]]:
+    """Return the hyperparameters and metrics of the first trial, with the columns of each."""
+    from zerolab.contract.flatten import flatten_hparams
+
+    columns: list[tuple[str, str]] = []
+    for trial in client.trials(experiment_id, limit=1):
+        for name in flatten_hparams(trial["hparams"]):
+            columns += [(name, name), (name.rpartition(".")[2], name)]
+        for metric in client.metric_names(trial["id"]):
+            columns.append((metric["name"], f"last.{metric['group']}.{metric['name']}"))
+    return columns
+
+
 def _metric_names(client: "Client", context: typer.Context) -> Iterable[tuple[object, str]]:
     trial_id = completed_id(context)
     for metric in client.metric_names(trial_id) if trial_id else ():
@@ -88,14 +101,22 @@ def list_trials(
     Example: zerolab trial list 1 --sort metric --limit 10
     """
     from zerolab.cli.connection import connect
-    from zerolab.cli.trial_table import column_of, csv_lines, print_trials
+    from zerolab.cli.trial_table import column_of, csv_lines, print_trials, sort_problem
     from zerolab.errors import ConfigError
 
     if as_csv and as_json:
         raise ConfigError("trial list", ["give --csv or --json, not both"])
     with connect() as client:
         shown = None if archived else False
-        trials = client.trials(experiment_id, sort=column_of(sort), limit=limit, archived=shown)
+        try:
+            trials = client.trials(experiment_id, sort=column_of(sort), limit=limit, archived=shown)
+        except ConfigError as error:
+            if not error.problems[0].startswith("sort: "):
+                raise
+            metric = client.experiment(experiment_id)["metric"]
+            columns = _sort_columns(client, experiment_id)
+            problem = sort_problem(sort, metric, columns)
+            raise ConfigError("trial list", [problem]) from None
     if as_json:
         print_json(trials)
     elif as_csv:

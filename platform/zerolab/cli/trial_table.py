@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,13 +11,14 @@ from zerolab.cli.output import end_state, number, print_message, print_table
 from zerolab.contract.flatten import flatten_hparams, safe_cell, short_names
 from zerolab.formatting import duration_text
 
-__all__ = ["column_of", "csv_lines", "print_trials"]
+__all__ = ["column_of", "csv_lines", "print_trials", "sort_problem"]
 
 FIELDS = (
     "id", "state", "best_validation", "latest_validation", "best_steps", "steps_completed",
     "progress", "restarts", "slot_seconds", "activity",
 )  # fmt: skip
 _SORTED = (*FIELDS, "result", "metric")
+_METRIC = re.compile(r"(last|min|max)\.[^.]+\..+")
 _ALWAYS = ("id", "state", "batches", "best", "latest", "restarts", "slot time")
 _MORE = ("seed", "best_checkpoint", "latest_checkpoint", "started_at", "ended_at", "error")
 
@@ -26,10 +28,36 @@ Trials = Sequence[Mapping[str, Any]]
 def column_of(name: str) -> str:
     """Return the server's name of a column; a ``-`` prefix is kept.
 
-    ``metric`` and the fields of a trial are unchanged; other names are hyperparameters.
+    ``metric``, the fields of a trial, and metrics such as ``last.validation.loss`` are unchanged;
+    other names are hyperparameters.
     """
     sign, bare = ("-", name[1:]) if name.startswith("-") else ("", name)
-    return f"{sign}{bare}" if bare in _SORTED or "hparams." in bare else f"{sign}hparams.{bare}"
+    is_complete = bare in _SORTED or "hparams." in bare or _METRIC.match(bare)
+    return f"{sign}{bare}" if is_complete else f"{sign}hparams.{bare}"
+
+
+def sort_problem(name: str, metric: str, others: Sequence[tuple[str, str]]) -> str:
+    """Return the message for a column that the server does not know.
+
+    Args:
+        name: The column, as the user gave it.
+        metric: The searcher's metric.
+        others: Names of hyperparameters and metrics, each with the column that sorts by it.
+    """
+    from zerolab.schema.section import closest  # slow import, rarely needed
+
+    bare = name.removeprefix("-")
+    columns = {field: field for field in FIELDS} | dict(others)
+    columns |= {column: column for column in columns.values()}
+    if metric:
+        columns[metric] = "metric"
+    near = closest(bare, columns)
+    got = f"--sort: must be `metric`, a field, a hyperparameter or a metric, got {bare!r}"
+    if near is None:
+        return f"{got}; there are: {', '.join(dict.fromkeys(['metric', *columns.values()]))}"
+    column = columns[near]
+    best_first = f" ({metric}, best first)" if column == "metric" else ""
+    return f"{got}; did you mean {column!r}{best_first}?"
 
 
 def print_trials(trials: Trials) -> None:

@@ -1,6 +1,7 @@
 """HTTP transport of the client: token, timeouts, pages, parsing of responses, and backoff."""
 
 import ipaddress
+import os
 import random
 import ssl
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -13,6 +14,7 @@ import msgspec
 from zerolab.client.httpx_import import httpx
 from zerolab.contract.messages import JSON
 from zerolab.errors import (
+    CertificateError,
     ConfigError,
     ConflictError,
     ForbiddenError,
@@ -105,14 +107,12 @@ class Transport:
             problem = f"must look like http://127.0.0.1:8080, got {url!r}"
             raise ConfigError("address of the server", [problem])
         self._bearer = _Bearer(token, newer_token)
-        # Reading the system's certificates takes 20 ms and is only needed for TLS.
-        plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._http = httpx.Client(
             base_url=self.url,
             auth=self._bearer,
             timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
+            verify=_certificates(parsed.scheme),
             # SSL_CERT_FILE applies to a loopback address too; a proxy does not.
-            verify=plain if parsed.scheme == "http" else httpx.create_ssl_context(),
             trust_env=not is_loopback(parsed.host),
         )
 
@@ -283,14 +283,45 @@ class Transport:
     def _unreachable(self, error: httpx.TransportError) -> UnreachableError:
         reason = str(error) or type(error).__name__
         if "CERTIFICATE_VERIFY_FAILED" in reason:
-            return UnreachableError(
-                f"{self.url}: the server's certificate is not trusted here ({reason}); set "
-                "SSL_CERT_FILE to the certificate of its authority"
-            )
+            return CertificateError(f"{self.url}: {_certificate_problem(reason)}")
         return UnreachableError(
             f"no Zerolab server responds at {self.url} ({reason}); start one with `zerolab up`, "
             "or set ZEROLAB_MASTER to the address of one that runs"
         )
+
+
+def _certificates(scheme: str) -> ssl.SSLContext:
+    """Read the trusted certificates, which takes 20 ms and is only needed for TLS.
+
+    Raises:
+        ConfigError: If the file of ``SSL_CERT_FILE`` cannot be read.
+    """
+    if scheme == "http":
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context: ssl.SSLContext = httpx.create_ssl_context()
+    except OSError as error:  # ssl.SSLError for a file without certificates
+        value = os.environ.get("SSL_CERT_FILE")
+        problem = f"SSL_CERT_FILE: must be a file with certificates, got {value!r} ({error})"
+        raise ConfigError("environment", [problem]) from error
+    return context
+
+
+def _certificate_problem(reason: str) -> str:
+    """Explain why OpenSSL rejects a server's certificate, with the remedy."""
+    if "mismatch" in reason:
+        problem, remedy = (
+            "is for another name",
+            "use a name of the certificate in ZEROLAB_MASTER, and in --host-name of the server",
+        )
+    elif "expired" in reason or "not yet valid" in reason:
+        problem, remedy = "is not valid today", "renew it, or correct the clock of this machine"
+    else:
+        problem, remedy = (
+            "is not trusted here",
+            "set SSL_CERT_FILE to the certificate of its authority",
+        )
+    return f"the server's certificate {problem} ({reason}); {remedy}"
 
 
 def drop_none(params: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -39,7 +39,9 @@ def experiment_file(path: Path) -> Path:
         if file.is_file():
             return file
     yaml_files = sorted(entry.name for entry in path.iterdir() if entry.suffix in (".yaml", ".yml"))
-    has = f"its YAML files are: {', '.join(yaml_files)}" if yaml_files else "it has no YAML file"
+    has = "it has no YAML file; write one, or create a project with `zerolab init`"
+    if yaml_files:
+        has = f"its YAML files are: {', '.join(yaml_files[:20])}; give one of them"
     raise ConfigError(str(path), [f"folder: must have an experiment.yaml, got none; {has}"])
 
 

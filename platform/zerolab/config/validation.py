@@ -32,7 +32,7 @@ from zerolab.errors import ConfigError
 from zerolab.registry import PARTS
 from zerolab.schema.hyperparameters import extremes, space_problems, space_warnings
 from zerolab.schema.json_values import json_value_problems, key_problems
-from zerolab.schema.section import hints_of, keys_of
+from zerolab.schema.section import hints_of, keys_of, suggest
 from zerolab.schema.space import Space, misplaced_specs
 
 __all__ = ["check_experiment", "check_file", "engine_files", "with_ranks"]
@@ -250,7 +250,8 @@ def _read_engine(
         return base, EngineFile(None, [text], frozenset())
     raw = model.read(str(path))
     if raw is None:
-        text = f"{key}: must name a file in the model directory, got {base!r}: no such file"
+        near = suggest(base, [name for name in model.names() if name.endswith(".json")])
+        text = f"{key}: must name a file in the model directory, got {base!r}: no such file{near}"
         return base, EngineFile(None, [text], frozenset())
     try:
         content, changes = read_engine_text(raw, base, strict=strict)

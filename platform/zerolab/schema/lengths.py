@@ -27,7 +27,7 @@ class Length(Section):
     @classmethod
     def _read(cls, value: Any) -> Any:
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return {"batches": value}
+            value = {"batches": value}
         if isinstance(value, Length):
             return value
         if not isinstance(value, Mapping):
@@ -39,6 +39,9 @@ class Length(Section):
         value = {key: count for key, count in value.items() if count is not None}
         if set(value) <= {"batches", "epochs"} and len(value) != 1:
             raise ValueError(f"must have one of batches and epochs, got {dict(value)!r}")
+        for count in value.values():
+            if isinstance(count, int | float) and count < 0:
+                raise ValueError(f"must be a positive number of batches or epochs, got {count}")
         return value
 
     @model_serializer

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerolab.contract.spec import ENV_DATABASE, ENV_HOME, ENV_MASTER, ENV_TOKEN
-from zerolab.errors import ConfigError, ForbiddenError, UnreachableError, ZerolabError
+from zerolab.errors import (
+    CertificateError,
+    ConfigError,
+    ForbiddenError,
+    UnreachableError,
+    ZerolabError,
+)
 from zerolab.files import append_private, lock_file, read_json
 from zerolab.paths import Home
 
@@ -258,7 +264,7 @@ def _responds(url: str, home: Home) -> bool:
     try:
         with Client(url, home.ensure_token(), timeout_s=10.0) as client:
             client.info()
-    except ForbiddenError:
+    except (CertificateError, ForbiddenError):
         raise
     except ZerolabError:
         return False

@@ -170,8 +170,10 @@ def _script_problem(script: str, model: ModelFiles) -> str | None:
     exists |= any(name.startswith(f"{path}/") for name in files)
     if exists or path.startswith((".", "/")):  # the directory itself, or a path outside of it
         return None
-    scripts = [name for name in files if name.endswith(".py")]
-    return f"there is no file {script!r} in the model directory{suggest(path, scripts)}"
+    scripts = sorted(name for name in files if name.endswith(".py"))
+    near = suggest(path, scripts) or suggest(posixpath.basename(path), scripts)
+    problem = f"there is no file {script!r} in the model directory"
+    return f"{problem}; its Python files are: {', '.join(scripts[:20]) or 'none'}{near}"
 
 
 def _name_problem(word: str, model: ModelFiles) -> str | None:
