@@ -155,8 +155,12 @@ def test_queue_order_and_quotas(owner: Server, zerolab: Zerolab) -> None:
     for group in ("label:acts", "pool:default"):
         assert group in zerolab("quota", "delete", group)
     assert json.loads(zerolab("quota", "list", "--json")) == []
-    assert "must be pool:NAME or label:NAME" in zerolab("quota", "set", "acts", 3, expect=2)
-    assert "and limit label:ann" in zerolab("quota", "set", "user:ann", 3, expect=2)
+    assert "must be pool:NAME, label:NAME or user:NAME" in zerolab(
+        "quota", "set", "acts", 3, expect=2
+    )
+    assert "user: must be one of admin, got 'ann'" in zerolab(
+        "quota", "set", "user:ann", 3, expect=2
+    )
     message = zerolab("quota", "set", "label:acts", -1, expect=2)
     assert "MAX_SLOTS" in message
     assert "at least 0" in message

@@ -262,7 +262,8 @@ class Client(Transport):
         """List the quotas with the slots in use.
 
         Returns:
-            One dict per quota: ``group`` (``pool:NAME`` or ``label:NAME``), ``max_slots`` and
+            One dict per quota: ``group`` (``pool:NAME``, ``label:NAME`` or
+                ``user:NAME``), ``max_slots`` and
             ``held_slots``.
 
         Example:

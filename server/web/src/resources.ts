@@ -664,7 +664,7 @@ export interface PreviewLength {
 
 /** Maximum number of slots that some jobs may hold together. */
 export interface Quota {
-  /** `pool:NAME` or `label:NAME`. */
+  /** `pool:NAME`, `label:NAME` or `user:NAME`. */
   group: string;
   /** Maximum number of slots. */
   max_slots: number;

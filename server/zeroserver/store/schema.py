@@ -274,7 +274,7 @@ pools = Table(  # pools with a policy; others exist through their agents
 quotas = Table(
     "quotas",
     metadata,
-    Column("group_name", Text, primary_key=True),  # pool:NAME, label:NAME
+    Column("group_name", Text, primary_key=True),  # pool:NAME, label:NAME, user:NAME
     Column("max_slots", Integer, nullable=False),
 )
 

@@ -158,7 +158,7 @@ def test_pool_uses_its_policy(server: Server) -> None:
     assert "policy" in error_text(server, "PUT", "/pools/x", {"policy": "round"}, 422)
 
 
-@pytest.mark.parametrize("group", ["label/vision x", "pool/default"])
+@pytest.mark.parametrize("group", ["label/vision x", "pool/default", "user/admin"])
 def test_quota_limits_total_slots(server: Server, group: str) -> None:
     server.add_agent(4)
     response = server.request("PUT", f"/quotas/{group}", json={"max_slots": 2})
@@ -176,6 +176,11 @@ def test_quota_limits_total_slots(server: Server, group: str) -> None:
     server.request("DELETE", f"/quotas/{group}")
     assert running(server, 1) == [1, 2, 3]
     assert f"no quota {name}" in error_text(server, "DELETE", f"/quotas/{group}", None, 404)
+
+
+def test_quota_of_unknown_user_is_rejected(sqlite_server: Server) -> None:
+    text = error_text(sqlite_server, "PUT", "/quotas/user/ann", {"max_slots": 2}, 422)
+    assert "user: must be one of admin, got 'ann'" in text
 
 
 def test_added_label_applies_quota(sqlite_server: Server) -> None:

@@ -14,7 +14,9 @@ _PANEL = "Queue and machines"
 pools = command_group("List resource pools, and set their scheduling policy.", panel=_PANEL)
 quotas = command_group("Limit the slots of a pool or of a label.", panel=_PANEL)
 
-Group = Annotated[str, typer.Argument(help="The experiments to limit: pool:NAME or label:NAME.")]
+Group = Annotated[
+    str, typer.Argument(help="The experiments to limit: pool:NAME, label:NAME or user:NAME.")
+]
 
 
 @pools.command("list")
@@ -92,7 +94,7 @@ def set_quota(
     max_slots: Annotated[int, typer.Argument(help="Maximum number of slots.", min=0)],
     as_json: AsJson = False,
 ) -> None:
-    """Limit the slots of all experiments of a pool or a label.
+    """Limit the slots of all experiments of a pool, a label or a user.
 
     Running trials continue.
 
@@ -136,11 +138,7 @@ def _parts(group: str) -> tuple[str, str]:
     from zerolab.errors import ConfigError
 
     kind, colon, name = group.partition(":")
-    if kind not in {"pool", "label"} or not colon or not name:
-        problem = f"must be pool:NAME or label:NAME, got {group!r}"
-        if kind == "user" and name:
-            problem += (
-                f"; there are no users: give their experiments a label and limit label:{name}"
-            )
+    if kind not in {"pool", "label", "user"} or not colon or not name:
+        problem = f"must be pool:NAME, label:NAME or user:NAME, got {group!r}"
         raise ConfigError("quota", [problem])
     return kind, name

@@ -14,7 +14,7 @@ from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
 from zeroserver.orchestrator.node_service import held_slots
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import EXPERIMENT_ENDED
-from zeroserver.store.schema import experiments, runs, trials
+from zeroserver.store.schema import experiments, runs, trials, users
 
 __all__ = ["job_list", "quota_list"]
 
@@ -95,11 +95,16 @@ def quota_list(connection: Connection) -> list[Quota]:
     limits = quota_limits(connection)
     by_job = _held(connection)
     columns = experiments.c
-    query = select(columns.id, columns.pool, columns.labels).where(columns.id.in_(list(by_job)))
+    query = (
+        select(columns.id, columns.pool, columns.labels, users.c.name.label("owner"))
+        .join(users, users.c.id == columns.owner_id)
+        .where(columns.id.in_(list(by_job)))
+    )
     used: Counter[str] = Counter()
     for row in connection.execute(query):
         labels = msgspec.json.decode(row.labels, type=list[str])
-        for group in {f"pool:{row.pool}", *(f"label:{label}" for label in labels)}:
+        groups = {f"label:{label}" for label in labels}
+        for group in groups | {f"pool:{row.pool}", f"user:{row.owner}"}:
             used[group] += by_job[row.id]
     return [Quota(group, most, used[group]) for group, most in sorted(limits.items())]
 

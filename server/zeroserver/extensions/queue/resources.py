@@ -87,7 +87,7 @@ class Quota(Resource, frozen=True):
     """Maximum number of slots that some jobs may hold together."""
 
     group: str
-    """`pool:NAME` or `label:NAME`."""
+    """`pool:NAME`, `label:NAME` or `user:NAME`."""
     max_slots: int
     """Maximum number of slots."""
     held_slots: int

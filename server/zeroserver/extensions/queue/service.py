@@ -16,11 +16,11 @@ from zerolab.scheduler import Policy
 from zeroserver.orchestrator.service import Service
 from zeroserver.states import EXPERIMENT_ENDED
 from zeroserver.store.rows import ExperimentRow
-from zeroserver.store.schema import experiments, pools, quotas
+from zeroserver.store.schema import experiments, pools, quotas, users
 
 __all__ = ["KINDS", "JobChange", "QueueService"]
 
-KINDS = ("pool", "label")
+KINDS = ("pool", "label", "user")
 """Kinds of groups with quotas; ``resources.max_slots`` limits a single experiment."""
 _STEP = 1024.0
 """Distance between the positions of two jobs."""
@@ -160,14 +160,19 @@ class QueueService(Service):
         self.work.connection.execute(pools.insert().values(name=name, policy=policy.value))
 
     def set_quota(self, kind: str, name: str, max_slots: int) -> None:
-        """Limit the number of slots that the jobs of a pool or with a label hold together.
+        """Limit the slots that the jobs of a pool, with a label or of a user hold together.
 
         Raises:
-            ConfigError: If the name is invalid.
+            ConfigError: If the name is invalid, or there is no such user.
         """
         if problem := text_problem(name):
             raise ConfigError("quota", [f"{kind}: {problem}"])
         group = _group(kind, name)
+        if kind == "user":
+            known = self.work.connection.scalars(select(users.c.name).order_by(users.c.name)).all()
+            if name not in known:
+                problem = f"user: must be one of {', '.join(known)}, got {name!r}"
+                raise ConfigError("quota", [problem])
         self.work.connection.execute(delete(quotas).where(quotas.c.group_name == group))
         statement = quotas.insert().values(group_name=group, max_slots=max_slots)
         self.work.connection.execute(statement)
