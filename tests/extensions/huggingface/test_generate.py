@@ -1,6 +1,7 @@
 """``predict_with_generate`` and ``group_by_length``, compared with the plain Trainer."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.extensions.huggingface.test_trainer import (
     forget_accelerate,
 )
 from zerotrial.extensions.deepspeed_api import install
+from zerotrial.extensions.deepspeed_api.save_hooks import is_sharded
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -129,6 +131,8 @@ def compare_with_plain(root: str) -> tuple[list[int], list[int]]:
         assert reported.metrics["test_loss"] == pytest.approx(
             expected.metrics["test_loss"], rel=FP32
         )
+        # TRL's mixture of two models generates, but is no module.
+        assert is_sharded(SimpleNamespace(model=trainer.model)) == (stage == 3)
         if stage == 3:
             check_one_rank(trainer.model)
         trainer.model_wrapped.close()

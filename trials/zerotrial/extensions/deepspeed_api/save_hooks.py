@@ -157,12 +157,19 @@ def _has_shards(state_dict: dict[str, Any] | None) -> bool:
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether an engine of stage 3 has a model, or the model that it is a part of."""
+    """Whether an engine of stage 3 has a model, or the model that it is a part of.
+
+    An object with models that is no module itself, such as TRL's mixture of two, is sharded if one
+    of them is.
+    """
+    from torch import nn
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
     from zerotrial.extensions.deepspeed_api.parameter_access import engine_of
 
+    if not isinstance(model, nn.Module):
+        return any(is_sharded(part) for part in vars(model).values() if isinstance(part, nn.Module))
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         return True
     parts = any(isinstance(parameter, DTensor) for parameter in model.parameters())
