@@ -38,13 +38,19 @@ class Launched:
     """A ``zerolab launch`` of one rank in a directory."""
 
     def __init__(
-        self, folder: Path, script: str, *, prefix: Sequence[str] = (), **environment: str
+        self,
+        folder: Path,
+        script: str,
+        *,
+        prefix: Sequence[str] = (),
+        silence_s: float = SILENCE_S,
+        **environment: str,
     ) -> None:
         self.folder = folder
         (folder / "train.py").write_text(script)
         program = str(Path(sys.executable).with_name("zerolab"))
         command = [*prefix, program, "launch", "--cpu", "--num_gpus", "1", "--log-dir", "kept"]
-        command += ["--node-timeout", str(SILENCE_S), "--no_local_rank", "train.py"]
+        command += ["--node-timeout", str(silence_s), "--no_local_rank", "train.py"]
         with (folder / "err").open("wb") as err:
             self.process = subprocess.Popen(
                 command,
@@ -149,15 +155,16 @@ def test_sighup_ends_run_except_with_nohup(launch: Callable[..., Launched]) -> N
 
 
 def test_ctrl_c_before_start_is_no_preemption(launch: Callable[..., Launched]) -> None:
-    launched = launch("import time; time.sleep(1000)")
+    launched = launch("import time; time.sleep(1000)", silence_s=60.0)
 
     def launcher_is_there() -> bool:
-        return any(
+        return launched.process.poll() is not None or any(
             "zerotrial.process.launch" in child.cmdline() and catches_sigterm(child.pid)
             for child in psutil.Process(launched.process.pid).children(recursive=True)
         )
 
     until("it notes SIGTERM", launcher_is_there, not_yet=(psutil.Error, OSError, StopIteration))
+    assert launched.process.poll() is None, (launched.folder / "err").read_text()
     launched.process.send_signal(signal.SIGINT)
     assert launched.end() == (128 + signal.SIGTERM, "")
 
