@@ -235,6 +235,23 @@ def test_ineffective_keys_are_warned_about(
     )
 
 
+@pytest.mark.parametrize("top", [None, 0.05])
+def test_default_that_replaces_the_learning_rate_is_warned_about(
+    caplog: pytest.LogCaptureFixture, top: float | None
+) -> None:
+    optimizer = {"type": "AdamW", "params": {"lr": 0.05}}
+    params = {"total_num_steps": 4} | ({} if top is None else {"warmup_max_lr": top})
+    train(1, {"optimizer": optimizer, "scheduler": {"type": "WarmupDecayLR", "params": params}})
+    assert [record.getMessage() for record in caplog.records] == (
+        []
+        if top
+        else [
+            "engine config: scheduler.params.warmup_max_lr = 0.001 (default: replaces "
+            'optimizer.params.lr 0.05; set warmup_max_lr to it, or to "auto")'
+        ]
+    )
+
+
 @pytest.mark.parametrize("stage", [0, 2])
 def test_monitors_write_step_numbers(tmp_path: Path, stage: int) -> None:
     """In the layout of DeepSpeed: one CSV file for each name, events in the job's folder."""

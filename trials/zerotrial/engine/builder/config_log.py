@@ -51,7 +51,7 @@ def describe_config(config: EngineConfig, world_size: int, model: nn.Module) -> 
             ", ".join(idle),
         )
     for key, value, origin in entries:
-        if origin.startswith("default: replaces"):
+        if origin.startswith("default:"):  # with a remark: it replaces another value
             logger.warning("%s: %s = %s (%s)", config.source, key, value, origin)
 
 
