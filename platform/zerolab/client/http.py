@@ -262,9 +262,8 @@ class Client(Transport):
         """List the quotas with the slots in use.
 
         Returns:
-            One dict per quota: ``group`` (``pool:NAME``, ``label:NAME`` or
-                ``user:NAME``), ``max_slots`` and
-            ``held_slots``.
+            One dict per quota: ``group`` (``pool:NAME``, ``label:NAME`` or ``user:NAME``),
+            ``max_slots`` and ``held_slots``.
 
         Example:
             >>> client = zerolab.Client()

@@ -12,7 +12,7 @@ __all__ = ["pools", "quotas"]
 
 _PANEL = "Queue and machines"
 pools = command_group("List resource pools, and set their scheduling policy.", panel=_PANEL)
-quotas = command_group("Limit the slots of a pool or of a label.", panel=_PANEL)
+quotas = command_group("Limit the slots of a pool, a label or a user.", panel=_PANEL)
 
 Group = Annotated[
     str, typer.Argument(help="The experiments to limit: pool:NAME, label:NAME or user:NAME.")

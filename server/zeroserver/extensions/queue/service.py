@@ -18,10 +18,8 @@ from zeroserver.states import EXPERIMENT_ENDED
 from zeroserver.store.rows import ExperimentRow
 from zeroserver.store.schema import experiments, pools, quotas, users
 
-__all__ = ["KINDS", "JobChange", "QueueService"]
+__all__ = ["JobChange", "QueueService"]
 
-KINDS = ("pool", "label", "user")
-"""Kinds of groups with quotas; ``resources.max_slots`` limits a single experiment."""
 _STEP = 1024.0
 """Distance between the positions of two jobs."""
 _LABEL_CHARACTERS = 255
