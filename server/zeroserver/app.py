@@ -273,6 +273,7 @@ async def _tick_forever(services: Services, supervisors: Sequence[Supervisor]) -
                 logger.warning("the clock's work is put off: %s", error)
         except Exception:  # the loop must continue; the log has the traceback
             logger.exception("the clock's work failed")
+        services.ticks += 1
         await asyncio.sleep(services.settings.timings.tick_s)
 
 

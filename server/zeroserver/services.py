@@ -57,6 +57,8 @@ class Services:
     url: str = ""
     """URL for agents on this machine; empty until the server listens."""
     started_at: float = 0.0
+    ticks: int = 0
+    """Completed ticks of the periodic work."""
     loop: asyncio.AbstractEventLoop | None = field(default=None, repr=False)
     policies: PolicySearch = field(init=False, repr=False)
     open_runs: OpenRuns = field(default_factory=OpenRuns, repr=False)

@@ -235,9 +235,8 @@ class Server:
     @contextmanager
     def writer_held(self) -> Iterator[Callable[[], int]]:
         """Block the writer until the block ends; yield a function that counts waiting jobs."""
-        database = self.services.database
         # The jobs of the server's start would be counted with those of the test.
-        until("deadlines, the sweep and the first tick are done", lambda: database.jobs >= 3)
+        until("the first tick is over", lambda: self.services.ticks)
         begun, let_go = threading.Event(), threading.Event()
 
         def hold(_transaction: Transaction) -> None:
