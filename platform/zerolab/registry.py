@@ -156,7 +156,12 @@ def subclass_of(
 
 
 def _owner(point: EntryPoint) -> str:
-    return point.dist.name if point.dist else _DISTRIBUTION
+    return _name(point.dist) if point.dist else _DISTRIBUTION
+
+
+@cache
+def _name(distribution: Distribution) -> str:
+    return distribution.name  # parses all of its metadata
 
 
 def _reason(point: EntryPoint, error: BaseException) -> str:
@@ -166,6 +171,7 @@ def _reason(point: EntryPoint, error: BaseException) -> str:
     return str(error) if is_clear else f"{type(error).__name__}: {error}"
 
 
+@cache
 def _exists(point: EntryPoint) -> bool:
     """Return whether a module can be found; True if its package fails, which loading reports."""
     try:
@@ -194,8 +200,10 @@ def _installed_points(group: str) -> Iterator[EntryPoint]:
     """Yield the entry points of a group of all installed distributions."""
     names: set[str] = set()
     for distribution, text in _entry_point_files():
-        if f"[{group}]" in text and distribution.name not in names:  # the first on the path counts
-            names.add(distribution.name)
+        if (
+            f"[{group}]" in text and _name(distribution) not in names
+        ):  # the first on the path counts
+            names.add(_name(distribution))
             yield from distribution.entry_points.select(group=group)
 
 

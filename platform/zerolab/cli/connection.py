@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zerolab.errors import UnreachableError
-from zerolab.paths import Home, named_master, server_url, token_of
 
 if TYPE_CHECKING:
     from zerolab.client.http import Client
+    from zerolab.paths import Home
 
 __all__ = [
     "ExperimentId",
@@ -25,9 +25,6 @@ __all__ = [
     "find_server_url",
     "id_argument",
     "id_option",
-    "named_master",
-    "server_url",
-    "token_of",
 ]
 
 
@@ -174,12 +171,14 @@ OfState = Annotated[
 ]
 
 
-def find_server_url(home: Home) -> str:
+def find_server_url(home: "Home") -> str:
     """Return the address of the server.
 
     Raises:
         UnreachableError: If no server of this installation runs, and the environment names none.
     """
+    from zerolab.paths import server_url
+
     url = server_url(home)
     if url is None:
         msg = f"no server runs for the data directory {home.path}; start one with `zerolab up`, "
@@ -188,13 +187,14 @@ def find_server_url(home: Home) -> str:
     return url
 
 
-def connect(home: Home | None = None, *, timeout_s: float = 60.0) -> "Client":
+def connect(home: "Home | None" = None, *, timeout_s: float = 60.0) -> "Client":
     """Connect to the server.
 
     Raises:
         UnreachableError: If no server of this installation runs, and the environment names none.
     """
     from zerolab.client.http import Client
+    from zerolab.paths import Home, token_of
 
     home = home or Home.default()
     url = find_server_url(home)

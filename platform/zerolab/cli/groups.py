@@ -3,8 +3,9 @@
 import re
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import cache
 from inspect import cleandoc, isfunction
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -79,9 +80,9 @@ def _with_metavar(record: tuple[str, str]) -> tuple[str, str]:
     return name, text
 
 
-def _split_help(command: Any) -> tuple[str, list[str]]:
+def _split_help(help_text: str | None) -> tuple[str, list[str]]:
     """Return the text of a command's help, and its examples."""
-    text, _, rest = cleandoc(command.help or "").partition("Example:")
+    text, _, rest = cleandoc(help_text or "").partition("Example:")
     examples: list[str] = []
     for line in filter(None, map(str.strip, rest.splitlines())):
         if not examples or re.match(r"zerolab |\w+=\$\(", line):
@@ -91,9 +92,9 @@ def _split_help(command: Any) -> tuple[str, list[str]]:
     return text.strip(), examples
 
 
-def _summary(command: Any) -> str:
+def _summary(help_text: str | None) -> str:
     """Return the first sentence of a command's help."""
-    first = " ".join(_split_help(command)[0].split("\n\n")[0].split())
+    first = " ".join(_split_help(help_text)[0].split("\n\n")[0].split())
     return re.split(r"(?<=[^.])\.(?:\s|$)", first)[0]
 
 
@@ -125,7 +126,7 @@ class Command(TyperCommand):
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """Write the help without the examples."""
-        text = _split_help(self)[0]
+        text = _split_help(self.help)[0]
         if text:
             formatter.write_paragraph()
             with formatter.indentation():
@@ -149,7 +150,7 @@ class Command(TyperCommand):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples, each on one line that can be copied."""
-        examples = _split_help(self)[1]
+        examples = _split_help(self.help)[1]
         if examples:
             with formatter.section("Examples" if len(examples) > 1 else "Example"):
                 for example in examples:
@@ -200,17 +201,34 @@ def in_panel(title: str) -> Callable[[F], F]:
     return decorate
 
 
-def _command(loaded: Any) -> Any:
+def _as_app(loaded: Any) -> typer.Typer:
+    """Return the app of a function, or an app unchanged."""
     if isfunction(loaded):
         app = single_command()
         app.command(rich_help_panel=getattr(loaded, "panel", None))(loaded)
-        return get_command(app)
+        return app
     if not isinstance(loaded, typer.Typer):
         raise TypeError(f"must be a function or a typer.Typer, got {loaded!r}")
-    return get_command(loaded)
+    return loaded
 
 
-COMMANDS: Registry[Any] = Registry("zerolab.commands", {}, _command)
+@cache
+def _command(loaded: Any, name: str) -> Any:
+    """Return a command, with the parameters of all commands of a group: this takes time."""
+    command = get_command(_as_app(loaded))
+    command.name = name
+    return command
+
+
+def _source_of(app: typer.Typer, name: str) -> Any:
+    """Return an object with the help, heading and visibility of an app."""
+    commands = app.registered_commands
+    if len(commands) == 1 and not (app.registered_callback or app.registered_groups):
+        return commands[0]
+    return app.info if isinstance(app.info.help, str) else _command(app, name)
+
+
+COMMANDS: Registry[typer.Typer] = Registry("zerolab.commands", {}, _as_app)
 """Commands of extensions; ``zerolab NAME`` runs one, also in a group: ``experiment preview``."""
 
 
@@ -243,11 +261,12 @@ class Group(TyperGroup):
         problem = COMMANDS.problem(self.prefix + name)
         if problem is not None:
             ctx.fail(problem)
-        return COMMANDS.get(self.prefix + name)
+        app = COMMANDS.get(self.prefix + name)
+        return None if app is None else _command(app, name)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """List the commands of the core, then those of extensions."""
-        prefix, names = self.prefix, sorted(COMMANDS)
+        prefix, names = self.prefix, sorted(COMMANDS.keys())
         own = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
         extensions = [
             name for name in own if " " not in name and not COMMANDS.problem(prefix + name)
@@ -264,16 +283,20 @@ class Group(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands by theme, with the first sentence of the help of each."""
         panels: dict[str, list[tuple[str, str]]] = {}
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        commands = [(name, self._help_source(name)) for name in self.list_commands(ctx)]
         width = max((len(name) for name, _ in commands), default=0)
-        for name, command in commands:
-            if not command.hidden:
-                title = command.rich_help_panel
+        for name, source in commands:
+            if not source.hidden:
+                title = source.rich_help_panel
                 title = title if isinstance(title, str) else "Commands"
-                panels.setdefault(title, []).append((f"{name:<{width}}", _summary(command)))
+                summary = _summary(source.help or getattr(source.callback, "__doc__", None))
+                panels.setdefault(title, []).append((f"{name:<{width}}", summary))
         for title, rows in panels.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+    def _help_source(self, name: str) -> Any:
+        return self.commands.get(name) or _source_of(COMMANDS[self.prefix + name], name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find a command, or fail with its replacement or a similar name."""
@@ -304,6 +327,23 @@ class Root(Group):
 
     aliases = _GROUPS
     prefix = ""
+    core: ClassVar[dict[str, Any]] = {}
+    """Functions and groups of the core by name."""
+
+    def _find(self, ctx: Any, name: str) -> Any:
+        return (
+            _command(_as_app(self.core[name]), name)
+            if name in self.core
+            else super()._find(ctx, name)
+        )
+
+    def _help_source(self, name: str) -> Any:
+        core = self.core.get(name)
+        return super()._help_source(name) if core is None else _source_of(_as_app(core), name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """List the commands of the core, then those of extensions."""
+        return [*self.core, *super().list_commands(ctx)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read ``zerolab help COMMAND`` as ``zerolab COMMAND --help``."""

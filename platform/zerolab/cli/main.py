@@ -3,19 +3,18 @@
 import os
 import re
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from zerolab.cli import agent, checkpoint, config, experiment, server, trial
 from zerolab.cli.connection import list_command
-from zerolab.cli.groups import Command, Root
+from zerolab.cli.groups import Root, in_panel, single_command
 from zerolab.cli.local import commands
 from zerolab.cli.local.init import init
 from zerolab.cli.local.run import run
 from zerolab.cli.submit import submit
-from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN
+from zerolab.contract.environment import ENV_MASTER, ENV_TOKEN
 from zerolab.errors import ZerolabError
 
 __all__ = ["app", "main"]
@@ -61,33 +60,31 @@ def options(
         os.environ[ENV_MASTER] = master
 
 
-def _add(
-    panel: str, function: Callable[..., None], name: str | None = None, **settings: Any
-) -> None:
-    app.command(name, cls=Command, rich_help_panel=panel, **settings)(function)
+_up = single_command()
+_up.command(
+    rich_help_panel="Server",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(commands.up)
 
-
-_UNKNOWN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
-_add("Train", init)
-_add("Train", run)
-_add("Train", submit)
-_add("Results", experiment.ps)
-_add("Results", experiment.all_logs, "logs")
-_add("Server", commands.up, context_settings=_UNKNOWN_OPTIONS)
-_add("Server", commands.down)
-_add("Server", server.status)
-_add("Server", server.open_page, "open")
-_add("Server", server.logout)
-_add("Server", server.version)
-for _name, _group in {
+Root.core = {
+    "init": in_panel("Train")(init),
+    "run": in_panel("Train")(run),
+    "submit": in_panel("Train")(submit),
+    "ps": in_panel("Results")(experiment.ps),
+    "logs": in_panel("Results")(experiment.all_logs),
+    "up": _up,
+    "down": in_panel("Server")(commands.down),
+    "status": in_panel("Server")(server.status),
+    "open": in_panel("Server")(server.open_page),
+    "logout": in_panel("Server")(server.logout),
+    "version": in_panel("Server")(server.version),
     "experiment": experiment.group,
     "trial": trial.group,
     "checkpoint": checkpoint.group,
     "agent": agent.group,
     "config": config.group,
     "token": commands.token,
-}.items():
-    app.add_typer(_group, name=_name)
+}
 
 
 def main() -> None:

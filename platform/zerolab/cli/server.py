@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from zerolab.cli.output import AsJson, print_fields, print_json, print_message, result
-from zerolab.paths import Home
 
 __all__ = ["logout", "open_page", "status", "version"]
 
@@ -20,8 +19,9 @@ def status(
 
     Exit code 1 if no server responds.
     """
-    from zerolab.cli.connection import connect, server_url
+    from zerolab.cli.connection import connect
     from zerolab.errors import UnreachableError
+    from zerolab.paths import Home, server_url
 
     home = Home.default()
     try:

@@ -1,13 +1,15 @@
 """Commands ``up``, ``down``, ``token`` and ``agent token``."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zerolab.cli.connection import connect, named_master
+from zerolab.cli.connection import connect
 from zerolab.cli.groups import command_group
 from zerolab.cli.output import AsJson, Port, print_json, print_message, result
-from zerolab.paths import Home
+
+if TYPE_CHECKING:
+    from zerolab.paths import Home
 
 __all__ = ["agent_token", "down", "token", "up"]
 
@@ -33,6 +35,7 @@ def up(
     Example: zerolab up --slots 2 --log-megabytes 16
     """
     from zerolab.cli.local.background import start_services
+    from zerolab.paths import Home
 
     url = start_services(
         Home.default(), port=port, slots=slots, cpu=cpu, agent=agent, server_options=context.args,
@@ -50,6 +53,7 @@ def down() -> None:
     Runs save a checkpoint first. They resume from it after the next `zerolab up`.
     """
     from zerolab.cli.local.background import stop_services
+    from zerolab.paths import Home
 
     if not stop_services(Home.default(), print_message):
         print_message("no server or agent of this installation is running")
@@ -73,6 +77,8 @@ def print_token(context: typer.Context, renew: Renew = False, as_json: AsJson = 
     """
     if context.invoked_subcommand is not None:
         return
+    from zerolab.paths import Home
+
     home = Home.default()
     if not renew:
         secret = home.read_token() or home.create().ensure_token()
@@ -91,6 +97,8 @@ def agent_token(renew: Renew = False, as_json: AsJson = False) -> None:
 
     Example: zerolab agent token > agent.token
     """
+    from zerolab.paths import Home
+
     home = Home.default()
     if _has_server(home):
         with connect(home) as client:
@@ -108,8 +116,9 @@ def _print_token(secret: str, *, as_json: bool) -> None:
         result(secret)
 
 
-def _has_server(home: Home) -> bool:
+def _has_server(home: "Home") -> bool:
     """Return whether a server is named or runs; without one, the files are changed directly."""
     from zerolab.cli.local.background import running_process, server_of
+    from zerolab.paths import named_master
 
     return bool(named_master()) or running_process(server_of(home)) is not None

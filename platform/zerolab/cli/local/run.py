@@ -51,10 +51,10 @@ def run(
     zerolab run examples/digits/experiment.yaml --test
     zerolab run my-project --set searcher.max_length.epochs=3
     """
-    from zerolab.cli.connection import connect, named_master
+    from zerolab.cli.connection import connect
     from zerolab.cli.local.background import start_services
     from zerolab.cli.log_stream import exit_code, wait_for_end
-    from zerolab.paths import Home
+    from zerolab.paths import Home, named_master
     from zerolab.registry import PARTS
 
     content, archive = read_submission(config, model_dir, values)

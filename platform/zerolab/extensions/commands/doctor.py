@@ -12,10 +12,10 @@ import typer
 
 from zerolab.cli.groups import in_panel
 from zerolab.cli.output import AsJson, ColoredText, print_json, print_message, print_table
-from zerolab.paths import Home
 
 if TYPE_CHECKING:
     from zerolab.client.http import Client
+    from zerolab.paths import Home
 
 __all__ = ["doctor"]
 
@@ -55,6 +55,8 @@ def doctor(as_json: AsJson = False) -> None:
 
     Example: zerolab doctor
     """
+    from zerolab.paths import Home
+
     home = Home.default()
     checks: list[Check] = []
     for check in (_python, _packages, _torch_and_gpus, _data_directory, _memory, _server):
@@ -78,7 +80,7 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-def _run_check(check: Callable[[Home], Iterator[Check]], home: Home) -> list[Check]:
+def _run_check(check: Callable[["Home"], Iterator[Check]], home: "Home") -> list[Check]:
     """Run a check; an error in it becomes a result."""
     name = check.__name__.strip("_").replace("_", " ")
     results: list[Check] = []
@@ -89,13 +91,13 @@ def _run_check(check: Callable[[Home], Iterator[Check]], home: Home) -> list[Che
     return results
 
 
-def _python(_home: Home) -> Iterator[Check]:
+def _python(_home: "Home") -> Iterator[Check]:
     version = ".".join(map(str, sys.version_info[:3]))
     environment = "" if sys.prefix == sys.base_prefix else ", a virtual environment"
     yield Check("python", "ok", f"{version}, {sys.executable}{environment}")
 
 
-def _packages(_home: Home) -> Iterator[Check]:
+def _packages(_home: "Home") -> Iterator[Check]:
     from importlib.metadata import PackageNotFoundError, version
     from importlib.util import find_spec
 
@@ -118,7 +120,7 @@ def _packages(_home: Home) -> Iterator[Check]:
     yield Check("optional packages", "ok", ", ".join(versions))
 
 
-def _torch_and_gpus(_home: Home) -> Iterator[Check]:
+def _torch_and_gpus(_home: "Home") -> Iterator[Check]:
     import json
 
     from zerolab.launcher.devices import find_gpus
@@ -145,7 +147,7 @@ def _torch_and_gpus(_home: Home) -> Iterator[Check]:
     yield Check("CPU cores", "ok", f"{usable_cores()} usable of {os.cpu_count()}")
 
 
-def _data_directory(home: Home) -> Iterator[Check]:
+def _data_directory(home: "Home") -> Iterator[Check]:
     import shutil
     import tempfile
 
@@ -168,7 +170,7 @@ def _data_directory(home: Home) -> Iterator[Check]:
         yield Check(name, state, f"{size_text(free)} free in {folder}", remedy)
 
 
-def _memory(_home: Home) -> Iterator[Check]:
+def _memory(_home: "Home") -> Iterator[Check]:
     import shutil
 
     import psutil
@@ -187,10 +189,11 @@ def _memory(_home: Home) -> Iterator[Check]:
         yield Check("shared memory", "warning" if little else "ok", text, remedy)
 
 
-def _server(home: Home) -> Iterator[Check]:
-    from zerolab.cli.connection import connect, server_url
+def _server(home: "Home") -> Iterator[Check]:
+    from zerolab.cli.connection import connect
     from zerolab.cli.local.background import agent_of, running_process, server_of
     from zerolab.errors import ForbiddenError, UnreachableError, ZerolabError
+    from zerolab.paths import server_url
 
     url, process = server_url(home), running_process(server_of(home))
     if url is None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from zerolab.cli.groups import command_group
-from zerolab.contract.spec import ENV_DATABASE
+from zerolab.contract.environment import ENV_DATABASE
 
 __all__ = ["group"]
 
