@@ -14,7 +14,8 @@ BAND = "([r, g, b, a]) => a > 20 && a < 120 && b - r > 80"
 
 def chart(page: Page, title: str) -> Locator:
     """Find the chart of a metric."""
-    return page.get_by_role("figure", name=re.compile(f"^{title}: "))
+    escaped = re.escape(title).replace("/", r"\/")  # Playwright writes it as /.../
+    return page.get_by_role("figure", name=re.compile(f"^{escaped}: "))
 
 
 def rows(figure: Locator, test: str) -> list[int]:

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.waiting import until
 from tests.web.conftest import Watched
@@ -17,6 +17,11 @@ STROKE = "stroke"
 
 def legend(page: Page) -> list[str]:
     return page.get_by_label("trials", exact=True).get_by_role("listitem").all_inner_texts()
+
+
+def experiments(page: Page) -> Locator:
+    """Find the table of the compared experiments."""
+    return page.get_by_role("table").filter(has=page.get_by_role("columnheader", name="duration"))
 
 
 def test_compare_selected_experiments(stage: Stage, spectator: Watched) -> None:
@@ -35,7 +40,7 @@ def test_compare_selected_experiments(stage: Stage, spectator: Watched) -> None:
     until("both are drawn", lambda: [pixels(loss, near(color)) for color in colors],
           lambda drawn: min(drawn) > 10)  # fmt: skip
 
-    table = page.get_by_role("table").first
+    table = experiments(page)
     expect(table.get_by_role("row").nth(1)).to_contain_text("completed")
     expect(table.get_by_role("row").nth(2)).to_contain_text("completed, no result")
     raw = table.get_by_role("row").nth(1).get_by_role("link", name="REST")
@@ -61,7 +66,7 @@ def test_compare_add_remove_and_deleted(stage: Stage, spectator: Watched) -> Non
     expect(page.get_by_text("Select at least two")).to_be_visible()
     page.get_by_label("ID of another experiment").fill(str(stage.long))
     page.get_by_role("button", name="add experiment").click()
-    rows = page.get_by_role("table").first.locator("tbody tr")
+    rows = experiments(page).locator("tbody tr")
     expect(rows).to_have_count(2)
     expect(page.get_by_text("Select at least two")).to_have_count(0)
     page.get_by_label(f"remove experiment {stage.sweep}").click()

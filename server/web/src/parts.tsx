@@ -171,10 +171,10 @@ export function Copy({ text }: { text: string }) {
   return <Now act={() => copy(text).then(() => setDone(text))}>{done === text ? "copied" : "copy"}</Now>;
 }
 
-/** Hand a text to the browser as a file. */
-export function save(name: string, text: string): void {
+/** Hand a text or other content to the browser as a file. */
+export function save(name: string, content: string | Blob): void {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "text/plain;charset=utf-8" }));
+  link.href = URL.createObjectURL(typeof content === "string" ? new Blob([content], { type: "text/plain;charset=utf-8" }) : content);
   link.download = name;
   link.click();
   window.setTimeout(() => URL.revokeObjectURL(link.href), 10_000);

@@ -6,12 +6,16 @@ import "uplot/dist/uPlot.min.css";
 
 import { number } from "../format";
 import { useDark } from "../theme";
-import { type Along, type Timed, formatPosition } from "./along";
+import { Now } from "../dialog";
+import { type Along, axisName, formatPosition, type Timed, zoomTo } from "./along";
 import { banded, type Curve, draw, type Drawing, type Style, type Zoom } from "./curve";
+import type { Format } from "./download";
+import { Nearest, nearest } from "./nearest";
 import { options } from "./options";
 
 const HEIGHT = 220;
 const LARGE = 480;
+const FORMATS: Format[] = ["PNG", "SVG", "CSV"];
 
 export interface ChartProps {
   title: string;
@@ -27,6 +31,8 @@ export interface ChartProps {
   heat: (trial: number | null) => void;
   large: boolean;
   enlarge: () => void;
+  pinned: boolean;
+  pin: () => void;
   along: Along;
   /** The range of values that was asked for; null for what there is. */
   fixed: [number, number] | null;
@@ -41,20 +47,10 @@ function words(title: string, curves: Curve[], along: Along): string {
   return `${title}: ${several}${points} points to ${along === "batch" ? `batch ${last}` : formatPosition(last, along)}`;
 }
 
-function nearest(plot: uPlot, { columns }: Drawing): number | null {
-  let [found, least] = [null as number | null, Infinity];
-  columns.forEach((column, curve) => {
-    const value = plot.data[column]?.[plot.cursor.idxs?.[column] ?? -1];
-    if (value == null) return;
-    const distance = Math.abs(plot.valToPos(value, "y") - (plot.cursor.top ?? 0));
-    if (distance < least) [found, least] = [curve, distance];
-  });
-  return found;
-}
-
 export function Chart(props: ChartProps) {
   const { title, curves, range, hot, large, along, fixed } = props;
-  const [ranging, setRanging] = useState(false);
+  const [open, setOpen] = useState<"" | "range" | "download">("");
+  const toggle = (tool: "range" | "download") => setOpen(open === tool ? "" : tool);
   const host = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const { log, smooth } = props.style;
@@ -73,8 +69,8 @@ export function Chart(props: ChartProps) {
       const outside = (moving.cursor.left ?? -1) < 0;
       setAt(outside ? null : [...(moving.cursor.idxs ?? [])]);
       if (!now.current.hovered || now.current.curves.length < 2) return;
-      const index = outside ? null : nearest(moving, now.current.drawing);
-      now.current.heat(index === null ? null : now.current.curves[index]!.trial);
+      const [found] = outside ? [] : nearest(moving, now.current.curves, now.current.drawing, 1);
+      now.current.heat(found?.curve.trial ?? null);
     };
     const tight = props.tight ? drawing.columns : null;
     const wishes = { log: drawing.log, tight, fixed, along, height, width: width(), style: getComputedStyle(element), moved };
@@ -109,24 +105,44 @@ export function Chart(props: ChartProps) {
       <figcaption>
         <span>{title}</span> <Notes {...props} drawing={drawing} />
         {curves.length === 1 && <output>{number(curves[0]!.series.points.at(-1)?.[1])}</output>}
-        <button type="button" class="bare range" aria-expanded={ranging} aria-label={`range of values of ${title}`} onClick={() => setRanging(!ranging)}>
-          y
-        </button>
-        <button type="button" class="bare" aria-pressed={large} aria-label={`enlarge ${title}`} onClick={props.enlarge}>
-          {large ? "−" : "+"}
-        </button>
+        <span class="tools">
+          <button type="button" class="bare" aria-pressed={props.pinned} aria-label={`pin ${title}`} title="pin: show first" onClick={props.pin}>
+            {props.pinned ? "★" : "☆"}
+          </button>
+          <button type="button" class="bare" aria-expanded={open === "download"} aria-label={`download ${title}`} title="download" onClick={() => toggle("download")}>
+            ↓
+          </button>
+          <button type="button" class="bare" aria-expanded={open === "range"} aria-label={`range of values of ${title}`} title="range of values" onClick={() => toggle("range")}>
+            y
+          </button>
+          <button type="button" class="bare" aria-pressed={large} aria-label={`enlarge ${title}`} title={large ? "reduce" : "enlarge"} onClick={props.enlarge}>
+            {large ? "−" : "+"}
+          </button>
+        </span>
       </figcaption>
-      {(ranging || fixed) && <Range title={title} fixed={fixed} fix={props.fix} now={plot.current?.scales.y} />}
-      <div
-        ref={host}
-        tabIndex={0}
-        role="application"
-        aria-label={`curves of ${title}: left and right move along, up and down select a curve, + and - zoom, Escape resets`}
-        onMouseEnter={() => hovering(true)}
-        onMouseLeave={() => hovering(false)}
-        onKeyDown={key}
-        onBlur={() => setAt(null)}
-      />
+      {open === "download" && (
+        <div class="choice">
+          {FORMATS.map((format) => (
+            <Now key={format} act={async () => plot.current && (await import("./download")).download({ title, curves, drawing, along, plot: plot.current }, format)}>
+              {format}
+            </Now>
+          ))}
+        </div>
+      )}
+      {(open === "range" || fixed) && <Range title={title} fixed={fixed} fix={props.fix} now={plot.current?.scales.y} />}
+      <div class="drawing">
+        <div
+          ref={host}
+          tabIndex={0}
+          role="application"
+          aria-label={`curves of ${title}: left and right move along, up and down select a curve, + and - zoom, Escape resets`}
+          onMouseEnter={() => hovering(true)}
+          onMouseLeave={() => hovering(false)}
+          onKeyDown={key}
+          onBlur={() => setAt(null)}
+        />
+        {at && plot.current && now.current.hovered && curves.length > 1 && <Nearest plot={plot.current} curves={curves} drawing={drawing} hot={hot} />}
+      </div>
       <Readout plot={plot.current} at={at} curves={curves} hot={hot} drawing={drawing} along={along} />
     </figure>
   );
@@ -137,7 +153,7 @@ interface Steered extends ChartProps {
 }
 
 /** What a key does in a chart. */
-function steer(event: KeyboardEvent, plot: uPlot, { curves, drawing, hot, heat, range, zoom }: Steered): void {
+function steer(event: KeyboardEvent, plot: uPlot, { curves, drawing, hot, heat, range, zoom, along: axis }: Steered): void {
   const along = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   const other = { ArrowUp: -1, ArrowDown: 1 }[event.key];
   const closer = { "+": 0.5, "=": 0.5, "-": 2 }[event.key];
@@ -150,8 +166,7 @@ function steer(event: KeyboardEvent, plot: uPlot, { curves, drawing, hot, heat, 
   } else if (closer) {
     const middle = plot.cursor.left != null && plot.cursor.left >= 0 ? plot.posToVal(plot.cursor.left, "x") : (range[0] + range[1]) / 2;
     const half = (closer * (range[1] - range[0])) / 2;
-    const first = Math.max(0, Math.floor(middle - half));
-    zoom([first, Math.max(first + 1, Math.ceil(middle + half))]);
+    zoom(zoomTo(middle - half, middle + half, axis));
   } else if (event.key === "Escape") zoom(null);
   else return;
   event.preventDefault();
@@ -228,8 +243,6 @@ function Notes({ drawing, style: { log } }: ChartProps & { drawing: Drawing }) {
   );
 }
 
-const AXES: Record<Along, string> = { batch: "batch", time: "time since first report", clock: "wall-clock time" };
-
 interface Reading {
   plot: uPlot | null;
   /** The row of each column that is nearest to the mouse. */
@@ -240,13 +253,13 @@ interface Reading {
   along: Along;
 }
 
-/** The values under the mouse: of the only curve, or of the one that is nearest. */
+/** The value under the mouse: of the only curve, or of the nearest one. */
 function Readout({ plot, at, curves, hot, drawing, along }: Reading) {
   const index = curves.length === 1 ? 0 : curves.findIndex((curve) => curve.trial === hot);
   const column = drawing.columns[index];
   const row = column === undefined ? null : at?.[column];
   const drawn = plot && row != null ? plot.data[column!]?.[row] : null;
-  if (row == null || drawn == null) return <p class="readout axis">{AXES[along]}</p>;
+  if (row == null || drawn == null) return <p class="readout axis">{axisName(along)}</p>;
   const curve = curves[index]!;
   const step = plot!.data[0]![row]!;
   const point = curve.series.points.findIndex((one) => one[0] === step);
@@ -255,6 +268,9 @@ function Readout({ plot, at, curves, hot, drawing, along }: Reading) {
   const band = curve.series.band?.find((one) => one[0] === step);
   return (
     <p class="readout" aria-live="polite">
+      <b>{number(value)}</b>
+      {band && band[1] !== band[2] && ` (${number(band[1])} to ${number(band[2])})`}
+      {" · "}
       {formatPosition(step, along)}
       {batch !== undefined && ` · batch ${number(batch)}`}
       {curves.length > 1 && (
@@ -263,9 +279,6 @@ function Readout({ plot, at, curves, hot, drawing, along }: Reading) {
           <i style={{ color: curve.look.color }}>{curve.label}</i>
         </>
       )}
-      {" · "}
-      <b>{number(value)}</b>
-      {band && band[1] !== band[2] && ` (${number(band[1])} to ${number(band[2])})`}
     </p>
   );
 }

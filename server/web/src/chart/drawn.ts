@@ -3,7 +3,7 @@
 import { useRef } from "preact/hooks";
 
 import { get } from "../api";
-import { type Along, timed } from "./along";
+import { type Along, isMetric, isTime, positioned, titleOf } from "./along";
 import { type Curve, refine, type Zoom } from "./curve";
 import type { Look } from "./looks";
 import { type Seen, shortNames } from "../columns";
@@ -39,6 +39,8 @@ export interface Line {
 export interface Read {
   trial: number;
   series: Series[];
+  /** Titles of the charts of all metrics that were read. */
+  titles: string[];
 }
 
 /** All trials that were chosen, as far as there is room, else the best ones; in the order of ids. */
@@ -72,7 +74,7 @@ export function charts(reads: Read[], metrics: string[], named: (trial: number, 
   const found = new Map<string, Curve[]>();
   for (const { trial, series } of reads) {
     for (const one of series) {
-      const key = `${one.group}: ${one.name}`;
+      const key = titleOf(one);
       const curve = { trial, ...named(trial, one.name), series: one };
       found.set(key, [...(found.get(key) ?? []), curve]);
     }
@@ -99,22 +101,25 @@ export function useReader(trials: number, along: Along): (trial: Seen, groups: s
   const most = Math.round(Math.min(MOST_POINTS, Math.max(LEAST_POINTS, ALL_POINTS / trials)));
   const kept = useRef(new Map<string, Series[]>());
   const read = async (trial: Seen, group: string, part: string) => {
-    const key = `${trial.id} ${group} ${along !== "batch"} ${most} ${part} ${trial.state} ${trial.steps_completed} ${trial.restarts}`;
+    const key = `${trial.id} ${group} ${isTime(along)} ${most} ${part} ${trial.state} ${trial.steps_completed} ${trial.restarts}`;
     const known = kept.current.get(key);
     if (known) return known;
-    const path = `/trials/${trial.id}/metrics?group=${group}&max_points=${most}${part}${along === "batch" ? "" : "&times=true"}`;
+    const path = `/trials/${trial.id}/metrics?group=${group}&max_points=${most}${part}${isTime(along) ? "&times=true" : ""}`;
     const series = (await get<Metrics>(path)).metrics;
     if (ENDED.includes(trial.state)) kept.current.set(key, series);
     return series;
   };
   return async (trial, groups, zoom) => {
+    const axis = isMetric(along) ? [along.split(": ")[0]!] : [];
     const series = await Promise.all(
-      groups.map(async (group) => {
+      [...new Set([...groups, ...axis])].map(async (group) => {
         const whole = await read(trial, group, "");
         if (zoom === null || !whole.some((one) => one.band)) return whole;
         return refine(whole, await read(trial, group, `&first=${zoom[0]}&last=${zoom[1]}`), zoom);
       }),
     );
-    return { trial: trial.id, series: timed(series.flat(), along) };
+    const all = series.flat();
+    const drawn = positioned(all, along).filter((one) => groups.includes(one.group));
+    return { trial: trial.id, series: drawn, titles: all.map(titleOf) };
   };
 }

@@ -26,3 +26,16 @@ export function places(trials: { id: number }[]): Map<number, number> {
   const ids = trials.map((trial) => trial.id).sort((a, b) => a - b);
   return new Map(ids.map((id, place) => [id, place]));
 }
+
+/** Looks without a colour twice, while there are enough colours; the first of two keeps its colour. */
+export function distinct(looks: Look[]): Look[] {
+  if (looks.length > COLORS.length) return looks;
+  const used = new Set(looks.map(({ color }) => color));
+  const free = COLORS.filter((color) => !used.has(color));
+  const seen = new Set<string>();
+  return looks.map((one) => {
+    const color = seen.has(one.color) ? free.shift()! : one.color;
+    seen.add(color);
+    return { ...one, color };
+  });
+}

@@ -4,7 +4,7 @@ import uPlot from "uplot";
 
 import { tick } from "../format";
 import { banded, type Curve, type Zoom } from "./curve";
-import { type Along, across } from "./along";
+import { type Along, across, isTime, zoomTo } from "./along";
 import { linear, logarithmic, logTicks, type Range, withoutOutliers } from "./scales";
 
 export interface Wishes {
@@ -88,16 +88,15 @@ function axes({ log, height, style, along }: Wishes): uPlot.Axis[] {
   };
   const round = (_: uPlot, __: number, min: number, max: number) => logTicks([min, max] as Range, height / PIXELS_A_TICK);
   const filter = (_: uPlot, ticks: number[]) => ticks;
-  const time: uPlot.Axis = along === "batch" ? axis : { ...axis, values: along === "clock" ? undefined : (_, ticks) => ticks.map(across) };
+  const time: uPlot.Axis = !isTime(along) ? axis : { ...axis, values: along === "clock" ? undefined : (_, ticks) => ticks.map(across) };
   return [{ ...time, size: along === "clock" ? 42 : 30 }, { ...axis, size: 58, ...(log && { splits: round, filter }) }];
 }
 
 /** A part was marked with the mouse. */
-function selected(plot: uPlot, { zoom }: Wishes): void {
+function selected(plot: uPlot, { zoom, along }: Wishes): void {
   const { left, width } = plot.select;
   if (width === 0) return;
   plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
   if (width < LEAST_DRAG) return;
-  const first = Math.max(0, Math.floor(plot.posToVal(left, "x")));
-  zoom([first, Math.max(first + 1, Math.ceil(plot.posToVal(left + width, "x")))]);
+  zoom(zoomTo(plot.posToVal(left, "x"), plot.posToVal(left + width, "x"), along));
 }

@@ -79,8 +79,6 @@ export function Compare({ ids }: { ids: number[] }) {
       {metrics.length > 1 && <Problem text={`The experiments have different metrics: ${metrics.join(", ")}. Their best values cannot be compared.`} kind="warned" />}
       {found.length > 0 && (
         <>
-          <Standing found={found} ids={ids} />
-          <Differences found={found} />
           <Board
             lines={shown}
             several
@@ -94,6 +92,8 @@ export function Compare({ ids }: { ids: number[] }) {
               </>
             }
           />
+          <Standing found={found} ids={ids} />
+          <Differences found={found} />
           <Media trials={shown.slice(0, MOST_BESIDE).map((line) => line.trial.id)} tick={tick} quiet />
         </>
       )}

@@ -4,7 +4,7 @@ import { useMemo } from "preact/hooks";
 
 import { Board } from "../chart/board";
 import { difference, drawn, type Line, MOST_TRIALS } from "../chart/drawn";
-import { look } from "../chart/looks";
+import { distinct, look } from "../chart/looks";
 import { type Seen, varying } from "../columns";
 import { number } from "../format";
 import { ENDED } from "../parts";
@@ -22,18 +22,20 @@ interface CurvesProps {
 
 export function Curves({ row, trials, at, chosen, tick }: CurvesProps) {
   const some = useMemo(() => drawn(row, trials, chosen), [row, trials, chosen.map((t) => t.id).join()]);
-  const names = useMemo(() => varying(trials), [trials]);
   const lines = useMemo(
-    () =>
-      some.map((trial): Line => ({
+    () => {
+      const names = varying(some.length > 1 ? some : trials); // what differs between the trials in the chart
+      const looks = distinct(some.map((trial) => look(at.get(trial.id) ?? 0)));
+      return some.map((trial, index): Line => ({
         trial,
         name: `trial ${trial.id}${trial.state === "ERROR" ? " (failed)" : ""}`,
         detail: difference(trial, names),
-        look: look(at.get(trial.id) ?? 0),
+        look: looks[index]!,
         best: trial.id === row.best_trial_id,
         href: address(row.id, "curves", [trial.id]),
-      })),
-    [some, names, at, row.best_trial_id],
+      }));
+    },
+    [some, trials, at, row.best_trial_id],
   );
   return (
     <Board
