@@ -16,7 +16,7 @@ import datetime
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from zerolab.contract.storage import StorageAddress
 from zerolab.core.context import Context
 from zerolab.core.socket_ranks import SocketRanks
 from zerolab.errors import ConfigError, StorageError
+from zerolab.registry import PARTS
 from zerolab.replacements import import_error, replacements
 from zerolab.storage.store import CheckpointStore, local_owner
 
@@ -61,10 +62,15 @@ def init(
     hparams: Mapping[str, Any] | None = None,
     directory: Path | str | None = None,
     checkpoint_storage: Mapping[str, Any] | str | None = None,
+    server: str | None = None,
+    token: str = "",
+    name: str = "",
+    id: str = "",  # noqa: A002 - the name that other trackers use
+    labels: Sequence[str] = (),
     timeout_s: float = 1800.0,
     **unsupported: Any,
 ) -> Context:
-    """Join the run of this process, or start one without a server.
+    """Join the run of this process, or start one: without a server, or reported live to one.
 
     **Collective**: under torchrun, or as an entrypoint with several slots, every rank calls it.
 
@@ -76,6 +82,16 @@ def init(
         checkpoint_storage: Other storage for the checkpoints of a run without a server: a
             directory, a URL such as ``s3://bucket/prefix``, or a block ``checkpoint_storage`` as in
             experiment files. Existing checkpoints are continued. Ignored under a server.
+        server: Address of a server to which this script reports as an experiment that the scheduler
+            does not manage, or ``""`` to only write to disk. Reports are written to
+            ``.zerolab/live`` first; ``zerolab sync`` sends what could not be sent. Checkpoints stay
+            on this machine. Ignored under a server.
+        token: Token of a user of ``server``; by default ``ZEROLAB_TOKEN``, or the token of the
+            installation on this machine.
+        name: Name of the experiment of ``server``; by default that of the script.
+        id: Id of the run of ``server``, unique for the user. A script that uses it again continues
+            the experiment. A new one by default.
+        labels: Labels of a new experiment of ``server``.
         timeout_s: Maximum wait for the other ranks in a collective, in seconds.
         unsupported: Arguments of Determined's ``init``, rejected with their replacement.
 
@@ -114,6 +130,21 @@ def init(
             logger.error("%s", error)  # noqa: TRY400 - the traceback is of no interest
             sys.exit(EXIT_INFRASTRUCTURE)
         return Context(info, distributed, store, platform=True)
+    if server is not None:
+        if checkpoint_storage is not None:
+            problem = "checkpoint_storage: must not be set with server; checkpoints stay local"
+            raise ConfigError("init", [problem])
+        context: Context = PARTS["live_runs"].init_live(
+            server=server, token=token, name=name, id=id, labels=labels, hparams=hparams,
+            directory=directory, timeout_s=timeout_s,
+        )  # fmt: skip
+        return context
+    if problem := ", ".join(
+        key
+        for key, value in {"token": token, "name": name, "id": id, "labels": labels}.items()
+        if value
+    ):
+        raise ConfigError("init", [f"{problem}: must be set with server; set server"])
     address = _address(checkpoint_storage)
     distributed = SocketRanks.from_environment(timeout_s=timeout_s)
     chosen = distributed.broadcast(str(_local_directory(directory)))

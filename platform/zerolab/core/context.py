@@ -515,6 +515,7 @@ class Context(NamesReplacements):
         distributed: Ranks of the run.
         store: Storage of its checkpoints.
         platform: Whether the script runs under a server.
+        reporter: Reporter of the chief; by default a new one.
 
     Example:
         >>> with zerolab.core.init(hparams={"lr": 0.1}) as context:
@@ -533,6 +534,7 @@ class Context(NamesReplacements):
         store: CheckpointStore,
         *,
         platform: bool,
+        reporter: Reporter | None = None,
     ) -> None:
         self.info = info
         """Ids, seed, configuration and directories of this run."""
@@ -546,7 +548,7 @@ class Context(NamesReplacements):
         self._reporter: Reporter | None = None
         self._poller: DirectivePoller | None = None
         if distributed.is_chief:
-            self._reporter = Reporter(info)
+            self._reporter = reporter or Reporter(info)
             self._poller = DirectivePoller(info, self._reporter.stale, sigterm=False)
         self._machines = MachineMetrics(distributed) if platform and info.master else None
         self.train = TrainContext(info, self._reporter, self._machines)

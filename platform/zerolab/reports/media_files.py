@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -22,7 +23,7 @@ from zerolab.contract.spec import RunSpec, read_run_spec
 from zerolab.errors import ZerolabError
 from zerolab.storage.media import MediaStore
 
-__all__ = ["MEDIA_DIR", "MediaFiles", "MediaItem", "MediaUploader", "deliver_media"]
+__all__ = ["MEDIA_DIR", "MediaFiles", "MediaItem", "MediaTarget", "MediaUploader", "deliver_media"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,13 @@ _INTERVAL_S = 1.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _PIECE = 1 << 20
+
+
+class MediaTarget(Protocol):
+    """Receiver of media, such as :class:`zerolab.storage.media.MediaStore`."""
+
+    def put(self, source: Path, digest: str) -> None:
+        """Move a file there."""
 
 
 class MediaItem(msgspec.Struct, frozen=True):
@@ -112,7 +120,7 @@ class MediaUploader(threading.Thread):
         stale: Set when another run has taken over; nothing more is uploaded.
     """
 
-    def __init__(self, directory: Path, store: MediaStore, stale: threading.Event) -> None:
+    def __init__(self, directory: Path, store: MediaTarget, stale: threading.Event) -> None:
         super().__init__(name="zerolab-media", daemon=True)
         self._directory = directory
         self._store = store
@@ -181,7 +189,7 @@ def deliver_media(run_dir: Path) -> int:
     return _upload(directory, MediaStore.of_run(spec))
 
 
-def _upload(directory: Path, store: MediaStore) -> int:
+def _upload(directory: Path, store: MediaTarget) -> int:
     count = 0
     for path in _complete_files(directory):
         store.put(path, path.name.partition(".")[0])

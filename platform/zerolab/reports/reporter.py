@@ -38,13 +38,19 @@ from zerolab.contract.names import metric_name_problem
 from zerolab.contract.spec import RunSpec
 from zerolab.errors import ConfigError, one_line
 from zerolab.formatting import size_text
-from zerolab.reports.media_files import MEDIA_DIR, MediaFiles, MediaItem, MediaUploader
+from zerolab.reports.media_files import (
+    MEDIA_DIR,
+    MediaFiles,
+    MediaItem,
+    MediaTarget,
+    MediaUploader,
+)
 from zerolab.reports.metrics_file import MetricsFile
-from zerolab.reports.sender import Sender, SpoolUploader
+from zerolab.reports.sender import ReportTarget, Sender, SpoolUploader
 from zerolab.reports.spool import SPOOL_DIR, Spool, SpoolReader
 from zerolab.storage.media import MediaStore
 
-__all__ = ["METRICS_FILE", "SPOOL_DIR", "Reporter", "json_metadata"]
+__all__ = ["METRICS_FILE", "SPOOL_DIR", "LiveTarget", "Reporter", "json_metadata"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +65,10 @@ class _Sink(Protocol):
     def close(self) -> None: ...
 
 
+class LiveTarget(ReportTarget, MediaTarget, Protocol):
+    """Receiver of reports and media."""
+
+
 class Reporter:
     """Reports of one run; created by its chief only, and used from any of its threads.
 
@@ -68,9 +78,18 @@ class Reporter:
     Args:
         spec: The run. Without ``spec.master`` the reports stay in a local file.
         longest_pause_s: Maximum delay between retries while the server is unreachable, in seconds.
+        target: Receiver of reports and media; by default the server and the storage of ``spec``.
+        spool_only: Write to the spool, even if there is neither a server nor a target.
     """
 
-    def __init__(self, spec: RunSpec, *, longest_pause_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        *,
+        longest_pause_s: float = 10.0,
+        target: LiveTarget | None = None,
+        spool_only: bool = False,
+    ) -> None:
         run_dir = Path(spec.run_dir)
         self._spec = spec
         self._lock = threading.Lock()
@@ -90,13 +109,16 @@ class Reporter:
         """Number of records that could be stored neither on disk nor in memory."""
         self.stale = threading.Event()
         """Set when another run has taken over; this one must stop and save nothing."""
-        if spec.master:
+        self._target = target
+        client = target or (Client(spec.master, spec.token) if spec.master else None)
+        if client is not None or spool_only:
             self._sink = _SpoolSink(Spool(run_dir / SPOOL_DIR))
+        if client is not None:
             reader = SpoolReader(run_dir / SPOOL_DIR)
-            shipment = SpoolUploader(reader, Client(spec.master, spec.token), spec.run_id)
+            shipment = SpoolUploader(reader, client, spec.run_id)
             self._sender = Sender(shipment, self.stale, longest_pause_s)
             self._sender.start()
-        else:
+        elif not spool_only:
             self._sink = MetricsFile(run_dir / METRICS_FILE, spec)
 
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
@@ -227,7 +249,8 @@ class Reporter:
         digest = self._media_files.write(item)
         self._put(msgspec.structs.replace(record, digest=digest))
         if self._sender is not None and self._media_uploader is None:
-            store, directory = MediaStore.of_run(self._spec), Path(self._spec.run_dir, MEDIA_DIR)
+            store = self._target or MediaStore.of_run(self._spec)
+            directory = Path(self._spec.run_dir, MEDIA_DIR)
             self._media_uploader = MediaUploader(directory, store, self.stale)
             self._media_uploader.start()
 

@@ -5,10 +5,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from zerolab.client.http import Client
 from zerolab.client.transport import Backoff
 from zerolab.contract.messages import MetricsRecord
 from zerolab.errors import (
@@ -20,7 +20,7 @@ from zerolab.errors import (
 )
 from zerolab.reports.spool import SPOOL_DIR, SpoolReader
 
-__all__ = ["Sender", "SpoolUploader", "deliver"]
+__all__ = ["ReportTarget", "Sender", "SpoolUploader", "deliver"]
 
 logger = logging.getLogger(__name__)
 BATCH_BYTES = 512 * 1024
@@ -28,6 +28,16 @@ _MAX_RECORDS = 10_000
 INTERVAL_S = 0.2
 _FIRST_PAUSE_S = 0.2
 _ENCODER = msgspec.msgpack.Encoder()
+
+
+class ReportTarget(Protocol):
+    """Receiver of reports, such as :class:`zerolab.client.http.Client`."""
+
+    def report(self, run_id: int, body: bytes) -> int:
+        """Store the new records; return the number of the last stored one."""
+
+    def close(self) -> None:
+        """Close the connection."""
 
 
 class _EncodedBatch(msgspec.Struct, frozen=True):
@@ -45,7 +55,7 @@ class SpoolUploader:
     After a restart of either side, the response to the first batch shows where to continue.
     """
 
-    def __init__(self, reader: SpoolReader, client: Client, run_id: int) -> None:
+    def __init__(self, reader: SpoolReader, client: ReportTarget, run_id: int) -> None:
         self._reader = reader
         self._client = client
         self._run_id = run_id
@@ -231,7 +241,7 @@ class Sender(threading.Thread):
 
 
 def deliver(
-    run_dir: Path, client: Client, run_id: int, log: Callable[[str], None] | None = None
+    run_dir: Path, client: ReportTarget, run_id: int, log: Callable[[str], None] | None = None
 ) -> int:
     """Upload the remaining reports of a run whose processes have ended.
 
@@ -239,7 +249,7 @@ def deliver(
 
     Args:
         run_dir: The run's scratch directory.
-        client: Client of the server.
+        client: ReportTarget of the server.
         run_id: The run.
         log: Called with a message for the trial's log if reports were lost, once the rest has
             arrived.

@@ -132,7 +132,7 @@ ACCESS: dict[str, Access] = {
     "POST /api/v1/runs/{run_id}/started": AGENT,
     "POST /api/v1/runs/{run_id}/meeting": AGENT,
     "POST /api/v1/runs/{run_id}/exited": AGENT,
-    "POST /api/v1/runs/{run_id}/logs": AGENT,
+    "POST /api/v1/runs/{run_id}/logs": RUN_OR_AGENT,
     "POST /api/v1/runs/{run_id}/activity": RUN_OR_AGENT,
     "POST /api/v1/runs/{run_id}/reports": RUN_OR_AGENT,
     "POST /api/v1/runs/{run_id}/extend": RUN,

@@ -98,7 +98,10 @@ class NodeService(Service):
 
 
 def held_slots(connection: Connection, states: Sequence[str]) -> list[HeldSlots]:
-    """Return the slots held by all runs in some states: one item per run and agent."""
+    """Return the slots held by all runs in some states: one item per run and agent.
+
+    A run without an agent is outside of the scheduler and holds none.
+    """
     query = (
         select(
             runs.c.id,
@@ -111,7 +114,9 @@ def held_slots(connection: Connection, states: Sequence[str]) -> list[HeldSlots]
             runs.c.killed,
         )
         .outerjoin(run_nodes, run_nodes.c.run_id == runs.c.id)
-        .where(runs.c.state.in_(states))
+        .where(
+            runs.c.state.in_(states), runs.c.agent_id.is_not(None) | run_nodes.c.run_id.is_not(None)
+        )
         .order_by(runs.c.id, run_nodes.c.node_rank)
     )
     return [HeldSlots(*row) for row in connection.execute(query)]

@@ -1,0 +1,1 @@
+"""Live reports of scripts that Zerolab did not start, and `zerolab sync`."""

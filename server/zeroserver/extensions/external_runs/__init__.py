@@ -1,0 +1,1 @@
+"""Runs outside of the scheduler: reported live from any machine, or sent later."""

@@ -1,0 +1,106 @@
+"""Scripts that report to a server without being started by it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.processes import LiveServer
+from zerolab.client.http import Client
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = """
+import sys
+
+import zerolab.core
+
+server, kind = sys.argv[1:]
+context = zerolab.core.init(
+    server=server, name="mine", id=f"run-{kind}", labels=["x"], hparams={"lr": 0.1}
+)
+with context:
+    for step in range(1, 4):
+        context.train.report_training_metrics(step, {"loss": 1 / step})
+    context.train.report_text("note", "hello", 3)
+    print("a line of output")
+    if kind == "fails":
+        raise ValueError("bad value")
+"""
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    server = LiveServer(tmp_path_factory.mktemp("live") / "home")
+    server.start()
+    yield server
+    server.close()
+
+
+def run(directory: Path, live: LiveServer, server: str, kind: str) -> str:
+    """Run the script; return its standard error."""
+    (directory / "train.py").write_text(SCRIPT)
+    result = subprocess.run(
+        [sys.executable, "train.py", server, kind],
+        cwd=directory, env=environment(live), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == (1 if kind == "fails" else 0), result.stderr
+    assert result.stdout == "a line of output\n"
+    return result.stderr
+
+
+def environment(live: LiveServer) -> dict[str, str]:
+    return {**os.environ, "ZEROLAB_TOKEN": live.token, "ZEROLAB_MASTER": live.url}
+
+
+def experiment_of(client: Client, kind: str) -> Any:
+    for experiment in client.experiments():
+        config = client.get(f"/experiments/{experiment.id}/submitted")["config"]
+        if config["data"] == {"external_run": f"run-{kind}"}:
+            return client.experiment(experiment.id)
+    raise AssertionError(f"no experiment of run-{kind}")
+
+
+def check_results(client: Client, kind: str) -> None:
+    """Check that everything that the script reported is there, once."""
+    experiment = experiment_of(client, kind)
+    assert (experiment["name"], experiment["labels"]) == ("mine", ["x"])
+    (trial,) = client.trials(experiment.id)
+    assert trial["hparams"] == {"lr": 0.1}
+    path = f"/trials/{trial.id}/metrics"
+    (curve,) = client.get(path, group="training", names="loss")["metrics"]
+    assert curve["points"] == [[1, 1.0], [2, 0.5], [3, pytest.approx(1 / 3)]]
+    (media,) = client.get(f"/trials/{trial.id}/media")["media"]
+    assert b"".join(client.media_file(trial.id, media["digest"])) == b"hello"
+    lines = [line["text"] for line in client.get(f"/trials/{trial.id}/logs")["logs"]]
+    assert lines.count("a line of output") == 1
+    if kind == "fails":
+        assert experiment["state"] == "ERROR"
+        assert trial["error"] == "ValueError: bad value"
+    else:
+        assert experiment["state"] == "COMPLETED"
+
+
+@pytest.mark.parametrize("kind", ["works", "fails"])
+def test_script_reports_live(tmp_path: Path, live: LiveServer, kind: str) -> None:
+    errors = run(tmp_path, live, live.url, kind)
+    assert f"zerolab: reported to {live.url}/#/experiments/" in errors
+    check_results(live.client(), kind)
+
+
+def test_offline_script_is_sent_once(tmp_path: Path, live: LiveServer) -> None:
+    errors = run(tmp_path, live, "", "offline")
+    assert "run `zerolab sync " in errors
+    for _ in range(2):
+        result = subprocess.run(
+            [sys.executable, "-m", "zerolab", "sync"],
+            cwd=tmp_path, env=environment(live), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        check_results(live.client(), "offline")
+        for marker in tmp_path.glob(".zerolab/live/*/delivered"):
+            marker.unlink()  # the second time everything is sent again
