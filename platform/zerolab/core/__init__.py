@@ -70,7 +70,7 @@ def init(
     timeout_s: float = 1800.0,
     **unsupported: Any,
 ) -> Context:
-    """Join the run of this process, or start one: without a server, or reported live to one.
+    """Join the run of this process, or start one.
 
     **Collective**: under torchrun, or as an entrypoint with several slots, every rank calls it.
 

@@ -103,7 +103,8 @@ def test_run_token_is_valid_for_its_run_only(sqlite_server: Server) -> None:
     headers = {"Authorization": f"Bearer {spec.token}"}
     prefix = f"/api/v1/runs/{spec.run_id}/"
     for method, path in routes(server):
-        if path in OPEN_PATHS or path.startswith((prefix, "/assets", "/docs")):
+        external = f"/api/v1/external-runs/{spec.run_id}/"
+        if path in OPEN_PATHS or path.startswith((prefix, external, "/assets", "/docs")):
             continue
         answer = server.http.request(method, path, headers=headers)
         assert answer.status_code == 403, (method, path)
