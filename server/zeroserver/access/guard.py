@@ -38,6 +38,8 @@ OPEN_PATHS = frozenset(
 """Paths that need no token, in addition to the files of the page and of the documentation."""
 
 _API = "/api/v1"
+_EXTERNAL = "/api/v1/external-runs/"
+"""Prefix of routes that receive whole media."""
 _MAX_ACTION = 500
 """Maximum length of an action in the audit log, in characters."""
 
@@ -158,7 +160,8 @@ class Guard:
         return wrapped
 
     def _limit(self, scope: Scope) -> int:
-        large = scope["path"] in {"/api/v1/experiments", "/api/v1/import"}
+        path = scope["path"]
+        large = path in {"/api/v1/experiments", "/api/v1/import"} or path.startswith(_EXTERNAL)
         return self._limits.body_bytes if large else self._limits.small_body_bytes
 
     def _check(self, scope: Scope, headers: _Headers) -> Principal:

@@ -127,3 +127,23 @@ def test_invalid_external_run_is_rejected(server: Server, change: dict[str, Any]
     response = server.http.post("/api/v1/external-runs", json=body)
     assert response.status_code == 422
     assert server.get("/experiments")["experiments"] == []
+
+
+@on_sqlite
+@pytest.mark.parametrize("action", ["end", "hparams", "heartbeat", "media"])
+def test_run_of_an_agent_is_rejected(server: Server, action: str) -> None:
+    server.add_agent()
+    server.submit()
+    spec = server.begin()
+    server.http.headers["Authorization"] = f"Bearer {spec.token}"
+    path = f"/api/v1/external-runs/{spec.run_id}"
+    if action == "media":
+        digest = hashlib.sha256(b"x").hexdigest()
+        response = server.http.put(f"{path}/media/{digest}", content=b"x")
+    else:
+        body = {"hparams": {"lr": 1}} if action == "hparams" else {}
+        response = server.http.post(f"{path}/{action}", json=body)
+    assert response.status_code == 409
+    assert "managed by the scheduler" in response.json()["error"]["message"]
+    server.http.headers["Authorization"] = f"Bearer {server.token}"
+    assert server.trial()["state"] == "RUNNING"

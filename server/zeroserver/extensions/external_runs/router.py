@@ -19,6 +19,7 @@ from zeroserver.api.strict_route import resource_router
 from zeroserver.extensions.external_runs.service import (
     ExternalRunService,
     archive_content,
+    check_external,
     raw_config,
 )
 from zeroserver.extensions.external_runs.supervisor import Heartbeats
@@ -154,6 +155,8 @@ async def set_external_hparams(services: ServicesDep, run_id: IdPath, body: Hpar
 @router.post("/{run_id}/heartbeat", status_code=204)
 async def keep_external_run(services: ServicesDep, run_id: IdPath) -> Response:
     """Keep a run that reports nothing at the moment from being considered lost."""
+    run: RunRow = await services.read(lambda connection: find_row(connection, RunRow, run_id))
+    check_external(run)
     services.part(Heartbeats).add(run_id)
     return Response(status_code=204)
 
@@ -166,6 +169,7 @@ async def put_external_media(
 
     def read(connection: Connection) -> tuple[RunRow, ExperimentRow]:
         run = find_row(connection, RunRow, run_id)
+        check_external(run)
         return run, find_row(connection, ExperimentRow, run.experiment_id)
 
     run, experiment = await services.read(read)

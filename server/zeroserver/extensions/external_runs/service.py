@@ -23,7 +23,14 @@ from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, ExperimentState, Ru
 from zeroserver.store.rows import ExperimentRow, RunRow, TrialRow, read_rows
 from zeroserver.store.schema import experiments, runs, trials
 
-__all__ = ["ExternalRunService", "OpenedRun", "archive_content", "open_external_runs", "raw_config"]
+__all__ = [
+    "ExternalRunService",
+    "OpenedRun",
+    "archive_content",
+    "check_external",
+    "open_external_runs",
+    "raw_config",
+]
 
 _MARK = "external_run"
 """Key of the experiment's ``data`` block that holds the id of the run."""
@@ -130,8 +137,10 @@ class ExternalRunService(Service):
 
         Raises:
             NotFoundError: If there is no such run.
+            ConflictError: If an agent runs it.
         """
         run = self.work.find(RunRow, run_id)
+        check_external(run)
         if run.state == RunState.EXITED:
             return
         self.work.save(runs, run_id, killed=0)  # a killed run would be queued for an agent
@@ -144,8 +153,10 @@ class ExternalRunService(Service):
         Raises:
             NotFoundError: If there is no such run.
             StaleRunError: If it has ended, or another run has taken over.
+            ConflictError: If an agent runs it.
         """
-        _, trial = self.runs.current(run_id)
+        run, trial = self.runs.current(run_id)
+        check_external(run)
         masked = mask_secrets({"data": dict(hparams)})["data"]  # by the names of its keys
         text = msgspec.json.encode(masked).decode()
         self.work.save(trials, trial.id, hparams=text)
@@ -241,6 +252,16 @@ class ExternalRunService(Service):
     def _trial_of(self, experiment_id: int) -> TrialRow:
         query = select(trials).where(trials.c.experiment_id == experiment_id)
         return read_rows(self.work.connection, TrialRow, query.limit(1))[0]
+
+
+def check_external(run: RunRow) -> None:
+    """Check that no agent runs it: the token of a trial opens the routes of external runs, too.
+
+    Raises:
+        ConflictError: If an agent runs it.
+    """
+    if run.agent_id is not None or run.slot_ids != "[]":
+        raise ConflictError(f"run {run.id} is managed by the scheduler; it is no external run")
 
 
 def open_external_runs(connection: Any) -> list[tuple[int, int, int, int]]:
