@@ -1,5 +1,6 @@
 """Scripts that report to a server without being started by it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -97,10 +98,32 @@ def test_offline_script_is_sent_once(tmp_path: Path, live: LiveServer) -> None:
     assert "run `zerolab sync " in errors
     for _ in range(2):
         result = subprocess.run(
-            [sys.executable, "-m", "zerolab", "sync"],
+            [sys.executable, "-m", "zerolab", "sync", "--json"],
             cwd=tmp_path, env=environment(live), capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert result.returncode == 0, result.stderr
+        (report,) = json.loads(result.stdout)
+        assert report["state"] == "sent"
+        assert report["experiment_id"] == experiment_of(live.client(), "offline").id
         check_results(live.client(), "offline")
         for marker in tmp_path.glob(".zerolab/live/*/delivered"):
             marker.unlink()  # the second time everything is sent again
+
+
+def test_sync_of_canceled_experiment_sends_the_others(tmp_path: Path, live: LiveServer) -> None:
+    run(tmp_path, live, "", "canceled")
+    client = live.client()
+    (first,) = (path.parent for path in tmp_path.glob(".zerolab/live/*/external.json"))
+    session = json.loads((first / "external.json").read_text())["session"]
+    body = {"id": "run-canceled", "session": session, "name": "mine"}
+    opened = client.post("/external-runs", body)
+    client.post(f"/experiments/{opened['experiment_id']}/cancel")
+    client.post(f"/external-runs/{opened['run_id']}/end", {})
+    run(tmp_path, live, "", "later")
+    result = subprocess.run(
+        [sys.executable, "-m", "zerolab", "sync"],
+        cwd=tmp_path, env=environment(live), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert f"experiment {opened['experiment_id']} was canceled" in result.stderr
+    assert result.stdout.split() == [str(experiment_of(client, "later").id)]

@@ -20,7 +20,8 @@ ORIGIN = {"Origin": "http://127.0.0.1"}
 ANYBODY = {"POST /login-links", "POST /logout", "POST /experiments/preview"}
 """Routes that are no GET and that viewers may use."""
 OF_MEMBERS = {"POST /experiments", "POST /import", "POST /models", "POST /checkpoints/remove",
-              "POST /experiments/{experiment_id}/fork", "POST /trials/{trial_id}/fork"}  # fmt: skip
+              "POST /experiments/{experiment_id}/fork", "POST /trials/{trial_id}/fork",
+              "POST /external-runs"}  # fmt: skip
 """Routes without an owner that create something, or check owners in the body."""
 OWN_ACCOUNT = {"GET /users/{user}/tokens", "POST /users/{user}/tokens",
                "DELETE /users/{user}/tokens/{token_id}", "PUT /users/{user}/password"}  # fmt: skip
@@ -88,7 +89,10 @@ def expected(route: str, access: Access, caller: str) -> bool:
         return access == PUBLIC
     if caller in {"eve", "admin"}:
         return True
-    if re.search(r"/(runs|agents)/\{\w+\}/|/token|/agent-token", path) or short == "POST /agents":
+    if (
+        re.search(r"/((external-)?runs|agents)/\{\w+\}/|/token|/agent-token", path)
+        or short == "POST /agents"
+    ):
         return short in OWN_ACCOUNT | {"GET /trials/{trial_id}/runs"} and caller == "ann"
     if short in ANYBODY:
         return True
