@@ -47,6 +47,23 @@ class Language(nn.Module):
         return functional.cross_entropy(self.head(x).flatten(0, 1).float(), targets.flatten())
 
 
+class Reading(nn.Module):
+    """Reads weights of its units before, after and instead of calling them; returns the loss."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.embeds = nn.ModuleList(nn.Embedding(n, width) for n in (VOCABULARY, LENGTH))
+        self.blocks = nn.ModuleList(Block(width) for _ in range(3))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embeds[0](tokens) + self.embeds[1].weight
+        x = x + functional.linear(x, self.blocks[1].up.weight[: x.shape[-1]])
+        for block in self.blocks:
+            x = block(x)
+        scores = functional.linear(x, self.embeds[0].weight)
+        return functional.cross_entropy(scores.flatten(0, 1).float(), targets.flatten())
+
+
 def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Matrices decay, vectors do not."""
     parameters = [p for p in model.parameters() if p.requires_grad]

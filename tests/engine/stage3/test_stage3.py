@@ -20,6 +20,7 @@ from tests.engine.stage3_models import (
     Block,
     Course,
     Language,
+    Reading,
     decay_groups,
     make_batches,
     train_plainly,
@@ -228,6 +229,36 @@ def optimizers_and_modules() -> Iterator[tuple[str, list[str]]]:
     bf16 = {"bf16": {"enabled": True}}
     stages = [train(Normed, batches, {**bf16, "zero_optimization": {"stage": s}}) for s in (3, 2)]
     yield "batch norms compute in fp32", compare(*stages, 2e-3)
+
+
+def outside_reads() -> Iterator[tuple[str, list[str]]]:
+    batches = make_batches(3, 2, world()[1])
+    for name, config in (
+        ("in fp32", {}),
+        ("and recomputed", {"activation_checkpointing": {"enabled": True}}),
+        ("from the host", {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}),
+    ):
+        yield f"weights read outside {name}", against_plain(Reading, batches, config)
+    dtype, bf16 = torch.bfloat16, {"bf16": {"enabled": True}}
+    problems = against_plain(Reading, batches, bf16, tolerance=TOLERANCES["bf16"], dtype=dtype)
+    yield "weights read outside in bf16", problems
+
+    (((*_, batch),),) = make_batches(1, 1, world()[1])
+    engine = make_engine(seeded(Reading), {"gradient_accumulation_steps": 2})
+    loss, norms = engine(*batch), []
+    engine.backward(loss, retain_graph=True)
+    engine.step()
+    engine.backward(loss)  # gathers what the first backward has freed
+    engine.step()
+    norms.append(engine.get_global_grad_norm())
+    engine.close()
+    plain = seeded(Reading)
+    plain(*batch).backward()
+    gradients = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
+    near = math.isclose(norms[0], float(gradients.norm()), rel_tol=1e-5)
+    yield "a forward that reads outside has two backwards", [] if near else [f"{norms}"]
+    kinds = {type(part._parameters) for part in engine.module.modules()}
+    yield "a closed engine leaves plain modules", [] if kinds == {dict} else [f"{kinds}"]
 
 
 def offloads() -> Iterator[tuple[str, list[str]]]:
@@ -491,7 +522,7 @@ def every_case() -> Problems:
     actual: Problems = {}
     cases = [precisions, cost]
     if world()[1] < 4:  # independent of the number of ranks
-        cases += [optimizers_and_modules, behaviours, methods, two_engines, offloads]
+        cases += [optimizers_and_modules, behaviours, methods, two_engines, offloads, outside_reads]
     for case in cases:
         actual.update(case())
     return {name: problems for name, problems in actual.items() if problems}
@@ -543,14 +574,14 @@ def test_unshardable_models_are_refused_with_supported_stages() -> None:
 
 
 class Reaching(nn.Module):
-    """Uses the weight of a block without calling the block."""
+    """Uses the weight of a block, which it finds by name."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.blocks[0].weight).sum()
+        return functional.linear(x, dict(self.named_parameters())["blocks.0.weight"]).sum()
 
 
 def test_old_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -559,7 +590,7 @@ def test_old_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         make_engine(seeded(Language))
 
 
-def test_weight_read_outside_its_module_is_explained() -> None:
+def test_weight_read_by_name_outside_its_module_is_explained() -> None:
     engine = make_engine(Reaching())
     with pytest.raises(EngineError, match="reads a weight outside the module that owns it"):
         engine(torch.ones(2, 4))

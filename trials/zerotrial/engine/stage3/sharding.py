@@ -285,7 +285,8 @@ def _guard_forward(module: nn.Module) -> None:
                 raise
             raise EngineError(
                 "stage 3: forward reads a weight outside the module that owns it, where it is "
-                "not gathered; name the class of a module that contains both in "
+                "not gathered; read it as an attribute (module.weight) without compile.enabled, "
+                "name the class of a module that contains both in "
                 f"zero_optimization.leaf_module.classes, or {_REMEDY}"
             ) from error
 

@@ -54,6 +54,7 @@ from zerotrial.engine.stage3.internals import (
 )
 from zerotrial.engine.stage3.layout import Layout, Shard, gather_parameter, lay_out, unshard_model
 from zerotrial.engine.stage3.mesh import open_mesh
+from zerotrial.engine.stage3.outside_reads import OutsideReads
 from zerotrial.engine.stage3.prefetch import keep_gathered
 from zerotrial.engine.stage3.reduce import CustomCollectives, install_collectives
 from zerotrial.engine.stage3.reduction_order import ReductionOrder
@@ -81,6 +82,7 @@ class Stage3:
         collectives: Installed collectives, if ``fully_shard`` uses them.
         close_mesh: Called when the stage is closed.
         originals: Original values of frozen parameters.
+        reads: Gathers weights that are read outside of their modules.
     """
 
     gathers = True
@@ -95,6 +97,7 @@ class Stage3:
         collectives: CustomCollectives | None,
         close_mesh: Callable[[], None],
         originals: FrozenOriginals,
+        reads: OutsideReads,
     ) -> None:
         self.updater = update.updater
         self.optimizer = self.updater.optimizer
@@ -103,6 +106,7 @@ class Stage3:
         parameters = filter(None, map(parameters_of, units))
         self._reduced = [unit for unit in parameters if unit.trained]
         self.originals = originals
+        self._reads = reads
         self._hooks = GradientHooks()
         for unit in self._reduced:
             unit.after_gather(self._hooks.connect)
@@ -205,6 +209,7 @@ class Stage3:
             set_raw_gradient(shard.parameter, None)
         self._in_backward = True
         self._owned = None
+        self._reads.before_backward()
         if self._file_gradients is not None:
             self._file_gradients.reached.clear()
             self._file_gradients.listening, self._file_gradients.share = True, share
@@ -213,6 +218,7 @@ class Stage3:
         """Accumulate the gradients of this micro-batch, which are averaged over the ranks."""
         for unit in self._reduced:  # gradients that came after their unit's reduction
             unit.reduce_remaining()
+        self._reads.after_backward()
         if self._collectives is not None:
             self._collectives.reductions.finish()
         self._in_backward = False
@@ -522,6 +528,7 @@ class Stage3:
             if self._in_backward:
                 self.cancel_backward()
             self._release()
+            self._reads.close()
             unshard_model(
                 self._units, self._layout, self._comm, self._device, self._ownership, self._hooks
             )
@@ -565,13 +572,15 @@ def build_stage3(inputs: StageInputs) -> Stage3:
         gather_for_standalone_calls(units, None if collectives is None else collectives.refresh)
         kind = ShardUpdate if inputs.optimizer_factory.elementwise else FullParameterUpdate
         update = kind(inputs, layout, comm, _updater_factory(inputs))
+        # Compiled code assumes that modules have plain dictionaries.
+        reads = OutsideReads(units[-1:] if inputs.config.compile.enabled else units)
     except ConfigError:  # a user error, raised on every rank: leave the model usable
         if layout is not None:
             unshard_model(units, layout, comm, inputs.device, inputs.ownership, GradientHooks())
         comm.close()
         close_mesh()
         raise
-    return Stage3(inputs, units, layout, update, comm, collectives, close_mesh, originals)
+    return Stage3(inputs, units, layout, update, comm, collectives, close_mesh, originals, reads)
 
 
 def _install_collectives(

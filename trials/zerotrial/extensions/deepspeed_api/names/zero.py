@@ -55,7 +55,7 @@ def zero_wrapper_for_fp_tensor_constructor(
 
 
 def register_external_parameter(module: Any, parameter: Any) -> None:
-    """Do nothing; ``leaf_module.classes`` may name a module that contains both."""
+    """Do nothing; stage 3 gathers a weight that a module reads from another one."""
 
 
 def unregister_external_parameter(module: Any, parameter: Any) -> None:
