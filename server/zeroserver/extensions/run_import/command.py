@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["import_runs"]
 
+_NAMES = ("tensorboard", "wandb", "mlflow", "neptune", "determined", "metrics")
+"""Names of the built-in sources."""
+
 
 @in_panel("Results")
 def import_runs(
@@ -28,8 +31,9 @@ def import_runs(
         typer.Option(
             "--from",
             metavar="SOURCE",
-            help="Import only runs of this source: tensorboard, wandb, mlflow or metrics.",
-            autocompletion=complete_from("tensorboard", "wandb", "mlflow", "metrics"),
+            help="Import only runs of this source: tensorboard, wandb, mlflow, neptune, "
+            "determined or metrics.",
+            autocompletion=complete_from(*_NAMES),
         ),
     ] = None,
     dry_run: Annotated[
@@ -41,7 +45,8 @@ def import_runs(
 
     Each run becomes an experiment with its metrics, steps, times, hyperparameters and tags. A run
     that was imported before is skipped. Sources are event directories of TensorBoard, offline runs
-    of wandb, MLflow stores (directories and SQLite files), and metrics.jsonl files.
+    of wandb, MLflow stores (directories and SQLite files), Parquet files of neptune-exporter, dumps
+    of Determined's database, and metrics.jsonl files.
 
     Example: zerolab import .zerolab/runs/train/metrics.jsonl
     zerolab import mlruns --dry-run

@@ -1,0 +1,1 @@
+"""Import of the database of Determined, from a dump: `zerolab import`."""

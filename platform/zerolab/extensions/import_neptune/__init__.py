@@ -1,0 +1,1 @@
+"""Import of the Parquet files of neptune-exporter: `zerolab import`."""
