@@ -6,14 +6,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import zerolab
 from tests.end_to_end.installation import in_process
 from tests.faults.helpers import KillableServer
 from zerolab.client import Client
 from zerolab.client.imports import SOURCES, ImportedRun
 from zerolab.contract.spec import ENV_HOME, ENV_MASTER, ENV_TOKEN
-from zerolab.errors import ConfigError
+from zerolab.errors import ConfigError, NotFoundError
+from zerolab.reports.media_files import MediaItem
 
 Points = dict[tuple[str, str], list[tuple[int, float]]]
 
@@ -47,6 +50,8 @@ def write_tensorboard(folder: Path) -> None:
         writer.add_scalar("val/accuracy", 0.5, 3, walltime=1_700_000_003.5)
         writer.add_scalar("train/loss", math.nan, 4, walltime=1_700_000_004)
         writer.add_text("note", "text")
+        writer.add_image("picture", np.full((3, 4, 5), 0.5), 2)
+        writer.add_histogram("weights", np.arange(100.0), 3, bins=10)
     with SummaryWriter(str(folder / "second")) as writer:
         writer.add_scalar("loss", 0.25, 0, new_style=True, walltime=1_700_000_005)
         writer.add_hparams({"lr": 0.1, "name": "a"}, {"hparam/loss": 0.25}, run_name=".")
@@ -63,8 +68,8 @@ def test_tensorboard(client: Client, server: KillableServer, tmp_path: Path) -> 
         return in_process(environment, "import", folder, *arguments)
 
     dry = run("--dry-run")
-    assert "first: 5 points, 0 hyperparameters, would be imported" in dry.stderr
-    assert "left out: 1 text" in dry.stderr
+    assert "first: 5 points, 3 media, 0 hyperparameters, would be imported" in dry.stderr
+    assert "left out" not in dry.stderr
     assert (dry.stdout, client.experiments()) == ("", [])
 
     assert run().stdout.split() == ["1", "2"]
@@ -73,6 +78,15 @@ def test_tensorboard(client: Client, server: KillableServer, tmp_path: Path) -> 
         ("validation", "val/accuracy"): [(3, 0.5)],
     }
     assert sorted(times(client, 1))[-1] == 1_700_000_004
+    (note,), (picture,), (weights,) = (
+        client.media(1, name=name) for name in ("note", "picture", "weights")
+    )
+    assert b"".join(client.media_file(1, note["digest"])) == b"text"
+    assert (picture["step"], picture["type"], picture["file_name"]) == (2, "image", "picture-2.png")
+    assert b"".join(client.media_file(1, picture["digest"])).startswith(b"\x89PNG")
+    assert sum(weights["metadata"]["counts"]) == 100
+    assert weights["metadata"]["edges"][0] == 0.0
+    assert weights["metadata"]["edges"][-1] == 99.0
     second = client.experiment(2)
     assert second.name == "second"
     assert second.trials()[0].hparams == {"lr": 0.1, "name": "a"}
@@ -80,7 +94,10 @@ def test_tensorboard(client: Client, server: KillableServer, tmp_path: Path) -> 
 
     again = run()
     assert again.stdout.split() == ["1", "2"]
-    assert "first: 5 points, 0 hyperparameters, already imported as experiment 1" in again.stderr
+    assert (
+        "first: 5 points, 3 media, 0 hyperparameters, already imported as experiment 1"
+        in again.stderr
+    )
     assert len(client.experiments()) == 2
 
 
@@ -98,7 +115,7 @@ ANY_NAN: Any = _AnyNan()
 def test_truncated_tensorboard_file(tmp_path: Path) -> None:
     write_tensorboard(tmp_path)
     (file,) = (tmp_path / "first").iterdir()
-    file.write_bytes(file.read_bytes()[:-200])
+    file.write_bytes(file.read_bytes()[:-500])
     run = only("tensorboard", tmp_path / "first")
     assert 0 < run.points < 5
     assert run.omitted["incomplete records at the end of a file"] == 1
@@ -123,6 +140,9 @@ def test_mlflow(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> 
     metrics = [Metric("val/loss", value, 1_700_000_001_000 + s, s) for s, value in values]
     params = [Param("lr", "0.1"), Param("name", "net"), Param("amp", "True"), Param("l", "[1]")]
     client.log_batch(run_id, metrics, params, [RunTag("team", "vision")])
+    artifacts = Path(client.get_run(run_id).info.artifact_uri.removeprefix("file://"))
+    artifacts.mkdir(parents=True)
+    (artifacts / "notes.txt").write_text("hello")
     client.set_terminated(run_id)
     deleted = client.create_run(experiment).info.run_id
     client.delete_run(deleted)
@@ -132,6 +152,9 @@ def test_mlflow(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert run.hparams == {"lr": 0.1, "name": "net", "amp": True, "l": "[1]"}
     assert run.labels == ["digits", "team=vision"]
     assert run.description == f"MLflow run {run_id}, FINISHED"
+    assert [(medium.name, medium.type, medium.size) for medium in run.media] == [
+        ("notes.txt", "file", 5)
+    ]
     content = run.content()
     assert b'"group":"validation","name":"val/loss","steps":[1,2,3]' in content
     assert b'"values":[0.5,"NaN","Infinity"]' in content
@@ -153,6 +176,7 @@ def test_wandb(tmp_path: Path) -> None:
     import subprocess
 
     script = """
+import numpy as np
 import wandb
 config = {"lr": 0.1, "model": {"width": 8}, "text": "0.5"}
 options = {"project": "digits", "name": "first", "tags": ["a"], "notes": "n"}
@@ -161,6 +185,8 @@ for step in range(3):
     run.log({"loss": 1 / (step + 1), "eval": {"accuracy": 0.5}, "word": "x"})
 run.log({"loss": float("nan")})
 run.log({"table": wandb.Table(columns=["a"], data=[[1]]), "long": "y" * 100_000})
+run.log({"picture": wandb.Image(np.zeros((4, 5, 3), np.uint8), caption="black")})
+run.log({"weights": wandb.Histogram([1, 2, 3], num_bins=3), "page": wandb.Html("<p>x")})
 run.finish()
 """
     command = [sys.executable, "-c", script]
@@ -174,7 +200,14 @@ run.finish()
     assert b'"name":"loss","steps":[0,1,2,3],"values":[1.0,0.5,0.3333333333333333,"NaN"]' in content
     assert b'"name":"eval.accuracy","steps":[0,1,2],"values":[0.5,0.5,0.5]' in content
     assert run.omitted["values of type str"] == 4
-    assert run.omitted["values of type table-file"] == 1
+    assert {(medium.name, medium.type, medium.steps) for medium in run.media} == {
+        ("table", "table", 4),
+        ("picture", "image", 5),
+        ("weights", "histogram", 6),
+        ("page", "file", 6),
+    }
+    table = next(medium for medium in run.media if medium.name == "table")
+    assert run.contents[table.digest] == b'{"columns":["a"],"rows":[[1]]}'
 
 
 def test_invalid_files_are_named(tmp_path: Path) -> None:
@@ -192,3 +225,31 @@ def test_negative_steps_are_left_out() -> None:
     run.add("system/cpu", 2, 0.5, 1e18)
     assert run.omitted == {"points with a negative step": 1}
     assert b'{"kind":"series","group":"system","name":"cpu","steps":[2]' in run.content()
+
+
+def test_media_of_run_without_server(
+    client: Client, server: KillableServer, tmp_path: Path
+) -> None:
+    with zerolab.core.init(directory=tmp_path / "run") as context:
+        context.train.report_text("note", "hello")
+        context.train.report_validation_metrics(1, {"loss": 0.5})
+    environment = {ENV_MASTER: server.url, ENV_TOKEN: server.home.ensure_token(), ENV_HOME: "home"}
+    imported = in_process(environment, "import", tmp_path / "run" / "metrics.jsonl")
+    assert "1 points, 1 media" in imported.stderr
+    trial_id = client.trials(int(imported.stdout))[0].id
+    (note,) = client.media(trial_id)
+    assert b"".join(client.media_file(trial_id, note["digest"])) == b"hello"
+
+
+def test_content_of_imported_medium_is_checked(client: Client) -> None:
+    run = ImportedRun("test", "1", "run")
+    run.add("loss", 1, 0.5, 1.0)
+    run.add_medium("note", 1, [MediaItem("text", b"hello", ".txt")], 1.0)
+    experiment = client.import_metrics(run.content())
+    (digest,) = run.contents
+    with pytest.raises(ConfigError, match="digest: must be the SHA-256 of the content"):
+        client.import_medium(experiment.id, digest, b"other")
+    with pytest.raises(NotFoundError, match="has no imported medium"):
+        client.import_medium(experiment.id, "0" * 64, b"other")
+    client.import_medium(experiment.id, digest, b"hello")
+    client.import_medium(experiment.id, digest, b"hello")

@@ -1761,6 +1761,28 @@ class Client(Transport):
         response = self._send("POST", "/import", content=content, headers=headers)
         return Experiment(self, resource(response.json(), "experiment"))
 
+    def import_medium(self, experiment_id: int, digest: str, content: bytes) -> None:
+        """Send the content of a medium of an imported run.
+
+        Args:
+            experiment_id: Id of the imported experiment.
+            digest: SHA-256 of the content.
+            content: The content, at most 100 MiB.
+
+        Raises:
+            NotFoundError: If the experiment has no such medium.
+            ConfigError: If ``digest`` is not the SHA-256 of the content.
+
+        Example:
+            >>> import hashlib
+            >>> client = zerolab.Client()
+            >>> client.import_medium(1, hashlib.sha256(b"text").hexdigest(), b"text")
+            Traceback (most recent call last):
+            zerolab.errors.NotFoundError: experiment 1 has no imported medium 982d9e3eb996
+        """
+        path = f"/import/{experiment_id}/media/{digest}"
+        self._send("PUT", path, content=content, repeatable=True)
+
     # -- agents ------------------------------------------------------------------------------
 
     def register_agent(

@@ -10,13 +10,16 @@ import math
 import re
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from zerolab.contract.media import MediaRecord, media_name_problem
 from zerolab.contract.messages import wire_number
 from zerolab.registry import Registry
+from zerolab.reports.media_files import MediaItem
 
 __all__ = ["SOURCES", "ImportedRun", "run_name"]
 
@@ -59,6 +62,9 @@ class ImportedRun:
         """Header of a metrics file, whose ``records`` are sent as they are."""
         self.records = b""
         self.record_points = 0
+        self.media: list[MediaRecord] = []
+        self.contents: dict[str, bytes | Path] = {}
+        """Contents of the media, by digest."""
         self.key = hashlib.sha256(f"{source}\0{identity}".encode()).hexdigest()
         self._series: dict[tuple[str, str], _Series] = {}
         self._by_name: dict[str, _Series] = {}
@@ -82,6 +88,29 @@ class ImportedRun:
         series.steps.append(step)
         series.values.append(value)
         series.times.append(time if 0 <= time < _YEAR_10000 else 0.0)
+
+    def add_medium(
+        self, name: str, step: int, items: Sequence[MediaItem], time: float, first: int = 0
+    ) -> None:
+        """Add media of one name and step, whose positions begin with ``first``."""
+        if not 0 <= step < _MAX_STEP or media_name_problem(name):
+            self.omitted["media with an invalid name or step"] += len(items)
+            return
+        for position, item in enumerate(items, first):
+            content = item.content
+            if isinstance(content, Path):
+                with content.open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+            else:
+                digest = "" if content is None else hashlib.sha256(content).hexdigest()
+            if content is not None:
+                self.contents[digest] = content
+            self.media.append(
+                MediaRecord(
+                    name, step, item.type, digest, item.size, time, position, item.suffix,
+                    item.metadata,
+                )
+            )  # fmt: skip
 
     @property
     def points(self) -> int:
@@ -126,6 +155,7 @@ class ImportedRun:
                     "times": series.times[chosen].tolist(),
                 }
                 lines.append(encoder.encode(line))
+        lines += map(encoder.encode, self.media)
         return b"\n".join(lines) + b"\n" + self.records
 
 

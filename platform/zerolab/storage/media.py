@@ -7,8 +7,10 @@ another trial is about to report.
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -66,6 +68,28 @@ class MediaStore:
                 if error.errno != errno.EXDEV:
                     raise
                 _move_between_disks(source, target)
+
+    def put_content(self, content: bytes, digest: str, directory: Path) -> None:
+        """Store content that was received.
+
+        Args:
+            content: The content.
+            digest: Its SHA-256.
+            directory: For a temporary file, at best on the disk of the storage.
+
+        Raises:
+            ConfigError: If ``digest`` is not the SHA-256 of the content.
+            StorageError: If the storage cannot take it.
+        """
+        if hashlib.sha256(content).hexdigest() != digest:
+            problem = f"digest: must be the SHA-256 of the content, got {digest[:70]}"
+            raise ConfigError("media", [problem])
+        with tempfile.NamedTemporaryFile(dir=directory, prefix="media-", delete=False) as file:
+            file.write(content)
+        try:
+            self.put(Path(file.name), digest)
+        finally:
+            Path(file.name).unlink(missing_ok=True)
 
     def pieces(self, digest: str, size: int) -> Iterator[bytes]:
         """Read a file piece by piece.

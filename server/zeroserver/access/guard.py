@@ -38,8 +38,8 @@ OPEN_PATHS = frozenset(
 """Paths that need no token, in addition to the files of the page and of the documentation."""
 
 _API = "/api/v1"
-_EXTERNAL = "/api/v1/external-runs/"
-"""Prefix of routes that receive whole media."""
+_LARGE = ("/api/v1/external-runs/", "/api/v1/import")
+"""Prefixes of routes that receive whole runs or media."""
 _MAX_ACTION = 500
 """Maximum length of an action in the audit log, in characters."""
 
@@ -161,7 +161,7 @@ class Guard:
 
     def _limit(self, scope: Scope) -> int:
         path = scope["path"]
-        large = path in {"/api/v1/experiments", "/api/v1/import"} or path.startswith(_EXTERNAL)
+        large = path == "/api/v1/experiments" or path.startswith(_LARGE)
         return self._limits.body_bytes if large else self._limits.small_body_bytes
 
     def _check(self, scope: Scope, headers: _Headers) -> Principal:

@@ -6,7 +6,9 @@ from pathlib import Path
 import msgspec
 
 from zerolab.client.imports import ImportedRun
+from zerolab.contract.media import DIGEST
 from zerolab.errors import ConfigError
+from zerolab.reports.media_files import MEDIA_DIR
 from zerolab.reports.metrics_file import MetricsHeader
 
 __all__ = ["locate", "read"]
@@ -38,4 +40,11 @@ def read(file: Path, _root: Path) -> ImportedRun:
     run.header = msgspec.json.decode(first)
     run.records = records
     run.record_points = records.count(b'"kind":"metrics"')
+    files = (file.parent / MEDIA_DIR).glob("*")
+    run.contents = {
+        path.name.partition(".")[0]: path
+        for path in files
+        if DIGEST.fullmatch(path.name.partition(".")[0])
+        and path.name.partition(".")[0].encode() in records
+    }
     return run

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import yaml
 
@@ -18,6 +19,8 @@ __all__ = ["locate", "read"]
 _SQLITE = b"SQLite format 3\0"
 _LARGEST = 1.7976931348623157e308
 """SQLite stores of MLflow contain this instead of an infinity."""
+_LARGEST_ARTIFACT = 100 * 1024**2
+_IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 _STATUS = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
 
 Point = tuple[str, float, int, int]
@@ -98,10 +101,31 @@ def read(location: Location, _root: Path) -> ImportedRun:
     run.description = tags.get("mlflow.note.content") or f"MLflow run {location.run_id}, {status}"
     for key, value, milliseconds, step in points:
         run.add(key, step, value, milliseconds / 1000)
-    artifacts = location.store / "artifacts"
-    if artifacts.is_dir() and (count := sum(file.is_file() for file in artifacts.rglob("*"))):
-        run.omitted["artifacts"] = count
+    _add_artifacts(run, meta, 0.0 if start is None else start / 1000)
     return run
+
+
+def _add_artifacts(run: ImportedRun, meta: Mapping[str, Any], time: float) -> None:
+    """Add the artifacts of a run as images and files, if they are on this machine."""
+    from zerolab.extensions.media.encoders import ENCODERS
+
+    uri = urlsplit(str(meta.get("artifact_uri") or ""))
+    if uri.scheme not in {"", "file"}:
+        run.omitted[f"artifacts in {uri.scheme}://"] += 1
+        return
+    folder = Path(unquote(uri.path))
+    for file in sorted(folder.rglob("*")) if uri.path and folder.is_dir() else ():
+        if not file.is_file():
+            continue
+        if file.stat().st_size > _LARGEST_ARTIFACT:
+            run.omitted["artifacts of more than 100 MiB"] += 1
+            continue
+        name = str(file.relative_to(folder))
+        try:
+            items = ENCODERS["image" if file.suffix in _IMAGES else "file"](file)
+        except ConfigError:  # another file with the suffix of an image
+            items = ENCODERS["file"](file)
+        run.add_medium(name, 0, items, time)
 
 
 _Content = tuple[dict[str, Any], dict[str, str], dict[str, str], Iterable[Point]]
@@ -131,9 +155,10 @@ def _read_rows(location: Location) -> _Content:
     run = (location.run_id,)
     with closing(_connect(location.store)) as connection:
         row = connection.execute(
-            "SELECT name, start_time, status FROM runs WHERE run_uuid = ?", run
+            "SELECT name, start_time, status, artifact_uri FROM runs WHERE run_uuid = ?", run
         ).fetchone()
-        meta = dict(zip(("run_name", "start_time", "status"), row, strict=True))
+        names = ("run_name", "start_time", "status", "artifact_uri")
+        meta = dict(zip(names, row, strict=True))
         params = dict(connection.execute("SELECT key, value FROM params WHERE run_uuid = ?", run))
         tags = dict(connection.execute("SELECT key, value FROM tags WHERE run_uuid = ?", run))
         points = [

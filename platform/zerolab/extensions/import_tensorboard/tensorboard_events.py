@@ -1,4 +1,4 @@
-"""TensorBoard event files: scalars and hyperparameters."""
+"""TensorBoard event files: scalars, hyperparameters and media."""
 
 import struct
 from collections.abc import Iterator
@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from zerolab.client.imports import ImportedRun, run_name
+from zerolab.reports.media_files import MediaItem
 
 __all__ = ["locate", "read"]
 
 _LENGTH = struct.Struct("<Q")
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4
 """Length and its checksum before a record, checksum after it."""
+_IMAGES = {b"\xff\xd8\xff": ".jpg", b"GIF8": ".gif"}
+"""Suffixes by the first bytes of a file; PNG otherwise."""
+_MAX_BINS = 512
 _HPARAMS = "_hparams_/session_start_info"
 
 
@@ -68,8 +72,53 @@ def _add_summary(run: ImportedRun, event: Any) -> None:
             run.add(value.tag, event.step, number, event.wall_time)
         elif value.tag == _HPARAMS:
             _add_hparams(run, value.metadata.plugin_data.content)
-        elif not value.tag.startswith("_hparams_/"):
-            run.omitted[plugin or {"histo": "histograms", "image": "images"}.get(kind, kind)] += 1
+        elif value.tag.startswith("_hparams_/"):
+            continue
+        elif items := _items(kind, plugin, value):
+            name = value.tag.removesuffix("/text_summary")
+            run.add_medium(name, event.step, items, event.wall_time)
+        else:
+            run.omitted[plugin or {"histo": "histograms"}.get(kind, kind)] += 1
+
+
+def _items(kind: str, plugin: str, value: Any) -> list[MediaItem]:
+    """Return the media of a value; none of a kind that is not imported."""
+    if kind == "image":
+        return [_image(value.image.encoded_image_string)]
+    if kind == "audio":
+        metadata: dict[str, object] = {"sample_rate": int(value.audio.sample_rate)}
+        return [MediaItem("audio", value.audio.encoded_audio_string, ".wav", metadata)]
+    if kind == "histo":
+        return _histogram(value.histo)
+    if kind == "tensor" and plugin == "images":  # the first two strings are the size
+        return [_image(content) for content in value.tensor.string_val[2:]]
+    if kind == "tensor" and plugin == "text":
+        text = "\n\n".join(part.decode("utf-8", "replace") for part in value.tensor.string_val)
+        return [MediaItem("text", text.encode(), ".txt", {"characters": len(text)})]
+    return []
+
+
+def _image(content: bytes) -> MediaItem:
+    suffix = next((end for magic, end in _IMAGES.items() if content.startswith(magic)), ".png")
+    return MediaItem("image", content, suffix)
+
+
+def _histogram(histogram: Any) -> list[MediaItem]:
+    """Return a histogram without the empty bins at its ends."""
+    counts, limits = list(histogram.bucket), list(histogram.bucket_limit)
+    used = [index for index, count in enumerate(counts) if count]
+    if not used or used[-1] - used[0] >= _MAX_BINS:
+        return []
+    first, last = used[0], used[-1]
+    low = max(histogram.min, limits[first - 1]) if first else histogram.min
+    edges = [low, *limits[first:last], min(histogram.max, limits[last])]
+    metadata: dict[str, object] = {
+        "counts": counts[first : last + 1],
+        "edges": [float(f"{edge:.9g}") for edge in edges],
+        "count": int(histogram.num),
+        "mean": histogram.sum / histogram.num if histogram.num else 0.0,
+    }
+    return [MediaItem("histogram", None, "", metadata)]
 
 
 def _scalar(tensor: Any) -> float | None:

@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerolab.client.imports import ImportedRun
 from zerolab.errors import ConfigError
@@ -46,6 +46,7 @@ def read(file: Path, _root: Path) -> ImportedRun:
         raise ConfigError("zerolab import", [f"{file}: must be a file of wandb"])
     run_id = file.stem.removeprefix("run-")
     run = ImportedRun("wandb", run_id, run_id)
+    files = file.parent / "files"
     for record in _records(content, run):
         for number, value in _fields(record):
             if number == _RUN:
@@ -53,7 +54,7 @@ def read(file: Path, _root: Path) -> ImportedRun:
             elif number == _CONFIG:
                 _add_config(run, value)
             elif number == _HISTORY:
-                _add_history(run, value)
+                _add_history(run, value, files)
             elif number in _OMITTED:
                 run.omitted[_OMITTED[number]] += 1
     run.hparams.pop("_wandb", None)
@@ -145,7 +146,12 @@ def _add_config(run: ImportedRun, message: bytes) -> None:
             run.hparams.pop(name, None)
 
 
-def _add_history(run: ImportedRun, message: bytes) -> None:
+class _Position(NamedTuple):
+    step: int
+    time: float
+
+
+def _add_history(run: ImportedRun, message: bytes, files: Path) -> None:
     values: dict[str, Any] = {}
     step = 0
     for number, value in _fields(message):
@@ -154,24 +160,73 @@ def _add_history(run: ImportedRun, message: bytes) -> None:
             values[name] = content
         elif number == 2:
             step = dict(_fields(value)).get(1, 0)
-    step, time = int(values.get("_step", step)), float(values.get("_timestamp", 0.0))
-    kinds = {name: kind for name, kind in values.items() if name.endswith("._type")}
-    run.omitted.update(f"values of type {kind}" for kind in kinds.values())  # flattened media
-    media = tuple(name.removesuffix("_type") for name in kinds)
+    at = _Position(int(values.get("_step", step)), float(values.get("_timestamp", 0.0)))
+    media = [name.removesuffix("._type") for name in values if name.endswith("._type")]
+    for name in media:  # flattened: `picture._type`, `picture.path`, ...
+        start = f"{name}."
+        fields = {
+            key.removeprefix(start): item for key, item in values.items() if key.startswith(start)
+        }
+        _add_media(run, name, fields, at, files)
     for name, value in values.items():
-        if not name.startswith(("_", *media)):
-            _add_value(run, name, step, value, time)
+        if not name.startswith(("_", *(f"{each}." for each in media))):
+            _add_value(run, name, value, at, files)
 
 
-def _add_value(run: ImportedRun, name: str, step: int, value: Any, time: float) -> None:
-    if isinstance(value, dict) and "_type" not in value:
+def _add_media(
+    run: ImportedRun, name: str, fields: dict[str, Any], at: _Position, files: Path
+) -> None:
+    """Add the media of a logged object; objects of other types are counted as left out."""
+    from zerolab.extensions.media.encoders import ENCODERS
+
+    kind = str(fields.get("_type"))
+    try:
+        if kind == "histogram":
+            items = ENCODERS["histogram"]((fields["values"], fields["bins"]))
+        elif kind == "table-file":
+            table = json.loads(_file(files, fields["path"]).read_text(encoding="utf-8"))
+            items = ENCODERS["table"](table["data"], columns=table["columns"])
+        elif kind == "images/separated":
+            captions = fields.get("captions") or [None] * len(fields["filenames"])
+            pairs = zip(fields["filenames"], captions, strict=False)
+            items = [
+                item
+                for path, caption in pairs
+                for item in ENCODERS["image"](_file(files, path), caption=caption)
+            ]
+        else:
+            path = _file(files, fields["path"])
+            encoder = {"image-file": "image", "audio-file": "audio"}.get(kind, "file")
+            items = ENCODERS[encoder](path)
+    except (ConfigError, OSError, ValueError, KeyError, TypeError):
+        run.omitted[f"values of type {kind}"] += 1
+        return
+    run.add_medium(name, at.step, items, at.time)
+
+
+def _file(files: Path, path: str) -> Path:
+    """Return a file of a run.
+
+    Raises:
+        ValueError: If it is not below the directory of the run.
+    """
+    found = (files / path).resolve()
+    if not found.is_relative_to(files.resolve()):
+        raise ValueError(path)
+    return found
+
+
+def _add_value(run: ImportedRun, name: str, value: Any, at: _Position, files: Path) -> None:
+    if isinstance(value, dict) and "_type" in value:
+        _add_media(run, name, value, at, files)
+        return
+    if isinstance(value, dict):
         for key, item in value.items():
-            _add_value(run, f"{name}.{key}", step, item, time)
+            _add_value(run, f"{name}.{key}", item, at, files)
         return
     if isinstance(value, str):
         value = _NOT_FINITE.get(value, value)
     if isinstance(value, int | float):
-        run.add(name, step, float(value), time)
+        run.add(name, at.step, float(value), at.time)
     else:
-        kind = value.get("_type", "values") if isinstance(value, dict) else type(value).__name__
-        run.omitted[f"values of type {kind}"] += 1
+        run.omitted[f"values of type {type(value).__name__}"] += 1

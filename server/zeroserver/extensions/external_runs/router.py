@@ -1,8 +1,5 @@
 """Routes of external runs: open, hyperparameters, media, heartbeat and end."""
 
-import hashlib
-import tempfile
-from pathlib import Path as FilePath
 from typing import Annotated, Any
 
 from fastapi import Path, Request, Response
@@ -10,7 +7,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from zerolab.errors import ConfigError
 from zeroserver.access.principal import PrincipalDep
 from zeroserver.access.routes import ACCESS, MEMBER, RUN
 from zeroserver.api.common import IdPath, Name, PlainText
@@ -183,19 +179,9 @@ def _store(
 ) -> None:
     from zerolab.storage.media import MediaStore
 
-    actual = hashlib.sha256(content).hexdigest()
-    if actual != digest:
-        raise ConfigError("media", [f"digest: must be the SHA-256 of the content, got {digest}"])
     home = services.orchestrator.home
-    store = MediaStore(
-        stored_address(home, experiment), owner_of(services.orchestrator, run.trial_id)
-    )
-    with tempfile.NamedTemporaryFile(dir=home.path, prefix="media-", delete=False) as file:
-        file.write(content)
-    try:
-        store.put(FilePath(file.name), digest)
-    finally:
-        FilePath(file.name).unlink(missing_ok=True)
+    owner = owner_of(services.orchestrator, run.trial_id)
+    MediaStore(stored_address(home, experiment), owner).put_content(content, digest, home.path)
 
 
 @router.post("/{run_id}/end", status_code=204)

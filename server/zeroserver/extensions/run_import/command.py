@@ -63,6 +63,7 @@ def import_runs(
             existing = known.get(run.key)
             if existing is None and not dry_run:
                 known[run.key] = client.import_metrics(run.content()).id
+                _send_media(client, known[run.key], run)
             reports.append(_report(run, known.get(run.key), is_new=existing is None))
         show(Progress(1.0, f"{len(reports)} runs", has_ended=True))
     if as_json:
@@ -111,6 +112,12 @@ def _read(locations: list[tuple[Any, Any]], root: Path) -> Iterator["ImportedRun
         yield source.read(location, root)
 
 
+def _send_media(client: "Client", experiment_id: int, run: "ImportedRun") -> None:
+    for digest, content in run.contents.items():
+        data = content.read_bytes() if isinstance(content, Path) else content
+        client.import_medium(experiment_id, digest, data)
+
+
 def _imported_keys(client: "Client") -> dict[str, int]:
     """Return the experiments of runs that were imported before, by the keys of the runs."""
     experiments = client.experiments()
@@ -125,6 +132,7 @@ def _report(run: "ImportedRun", experiment_id: int | None, *, is_new: bool) -> d
         "experiment_id": experiment_id,
         "new": is_new,
         "points": run.points,
+        "media": len(run.media) or len(run.contents),
         "metrics": run.names,
         "hparams": run.hparams,
         "labels": run.labels,
@@ -137,4 +145,6 @@ def _line(report: dict[str, Any], *, dry_run: bool) -> str:
     if not report["new"]:
         end = f"already imported as experiment {report['experiment_id']}"
     count = len(report["hparams"])
-    return f"{report['name']}: {report['points']:,} points, {count} hyperparameters, {end}"
+    media = f"{report['media']:,} media, " if report["media"] else ""
+    points = f"{report['points']:,} points"
+    return f"{report['name']}: {points}, {media}{count} hyperparameters, {end}"

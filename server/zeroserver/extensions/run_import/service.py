@@ -1,20 +1,23 @@
 """Import of an offline run as an ended experiment with one trial."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import delete
 
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS
+from zerolab.contract.media import MediaRecord, media_problem
 from zerolab.contract.messages import MetricsRecord, Record
 from zerolab.contract.names import printable
 from zerolab.contract.secrets import mask_secrets
 from zerolab.errors import ConfigError
 from zerolab.reports.metrics_file import FORMAT, MetricsHeader
 from zeroserver.errors import StoreError
+from zeroserver.orchestrator.ingest.media_service import MediaService
 from zeroserver.orchestrator.ingest.metric_names import MetricNameService
 from zeroserver.orchestrator.ingest.report_service import best_of
 from zeroserver.orchestrator.ingest.values import PointReader, check_times
@@ -30,6 +33,8 @@ _DESCRIPTION = 10_000
 """Maximum number of characters of a description."""
 _CHUNK = 4_000
 """Number of values that one transaction stores."""
+_MEDIA = 500
+"""Number of media records that one transaction stores."""
 
 Write = Callable[[Callable[[DomainTransaction], Any]], Awaitable[Any]]
 
@@ -67,6 +72,10 @@ class MetricsLog(msgspec.Struct, frozen=True):
                     record.steps, record.values, record.times, strict=True
                 ):
                     yield MetricsRecord(record.group, step, {record.name: value}, time)
+
+    def media(self) -> list[MediaRecord]:
+        """Return the records of media."""
+        return [record for record in self.records if isinstance(record, MediaRecord)]
 
 
 def parse(content: bytes) -> MetricsLog:
@@ -106,6 +115,8 @@ def _records(content: bytes) -> Iterator[Record | SeriesRecord]:
                 _check_series(record)
             else:
                 check_times([record.time])
+                if isinstance(record, MediaRecord) and (problem := media_problem(record)):
+                    raise ConfigError("media", [problem])
         except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
             raise ConfigError("metrics file", [f"line {number}: {error}"]) from None
         except ConfigError as error:
@@ -145,12 +156,20 @@ async def import_run(write: Write, log: MetricsLog, owner_id: int) -> int:
                 RunImport(work).store(trial_id, chunk)
 
             await write(store)
+        media = log.media()
+        for first in range(0, len(media), _MEDIA):
+            records = media[first : first + _MEDIA]
+            await write(partial(_store_media, trial_id=trial_id, records=records))
         await write(lambda work: RunImport(work).publish(rows, experiment_id, trial_id))
     except BaseException:
         with suppress(StoreError):  # the next start of the server deletes them
             await write(lambda work: RunImport(work).forget(trial_id))
         raise
     return experiment_id
+
+
+def _store_media(work: DomainTransaction, trial_id: int, records: Sequence[MediaRecord]) -> None:
+    RunImport(work).media.store(trial_id, records)
 
 
 def _chunks(log: MetricsLog) -> Iterator[list[MetricsRecord]]:
@@ -169,6 +188,7 @@ class RunImport(Service):
     """Stores the parts of one import."""
 
     metric_names = Uses(MetricNameService)
+    media = Uses(MediaService)
     orphans = Uses(OrphanService)
 
     def reserve(self, rows: _Rows) -> tuple[int, int]:
@@ -206,8 +226,9 @@ class RunImport(Service):
         self.work.touch("experiment", experiment_id, experiment_id)
 
     def forget(self, trial_id: int) -> None:
-        """Delete the points of a failed import."""
+        """Delete the points and the index of media of a failed import."""
         self.orphans.forget_points(trial_id)
+        self.media.forget_after(trial_id, -1)
         self.work.then.append(lambda: self._importing.discard(trial_id))
 
 
