@@ -36,6 +36,10 @@ SEARCHERS: dict[str, dict[str, Any]] = {
         "name": "tpe_asha", "metric": "loss", "max_length": 3, "max_trials": 12,
         "max_concurrent_trials": 2,
     },
+    "optuna": {
+        "name": "optuna", "metric": "loss", "max_length": 3, "max_trials": 12,
+        "sampler_args": {"n_startup_trials": 3}, "max_concurrent_trials": 2,
+    },
     "custom": {"name": "custom", "metric": "loss", "max_length": 8},
 }  # fmt: skip
 
@@ -182,6 +186,8 @@ def train(lives: Lives, spec: RunSpec) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SEARCHERS)
 def test_search_is_equal_after_death_at_any_event(tmp_path: Path, name: str) -> None:
+    if name == "optuna":
+        pytest.importorskip("optuna")
     plain = search(tmp_path / "plain", name, dies=False)
     assert plain["experiment"] == "COMPLETED"
     assert len(plain["trials"]) >= 3
