@@ -1,0 +1,1 @@
+"""Searches with samplers and pruners of the library Optuna."""
