@@ -1,4 +1,4 @@
-"""Kernel settings of a process: it dies with its parent, others cannot inspect it.
+"""Kernel settings of a process: its name, death with its parent, no inspection by others.
 
 It is separate from :mod:`zerolab.linux` because processes of every trial use it and it imports
 little.
@@ -9,10 +9,11 @@ import ctypes
 import os
 import signal
 
-__all__ = ["die_with_parent", "forbid_inspection"]
+__all__ = ["die_with_parent", "forbid_inspection", "name_process"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
+_PR_SET_NAME = 15
 
 
 def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -> None:
@@ -42,3 +43,15 @@ def forbid_inspection() -> None:
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def name_process(name: str) -> None:
+    """Set the name of this process that ``top`` and ``ps -o comm`` show, until the next exec.
+
+    On other systems than Linux it does nothing.
+
+    Args:
+        name: The name; the kernel keeps its first 15 bytes.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)

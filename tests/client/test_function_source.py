@@ -111,6 +111,24 @@ def test_function_of_package_brings_its_files(tmp_path: Path) -> None:
     ]
 
 
+def test_package_files_respect_ignore_files(tmp_path: Path) -> None:
+    models = tmp_path / "my_package" / "models"
+    models.mkdir(parents=True)
+    for name in ("__init__.py", "private.py", "models/__init__.py", "models/old.py"):
+        (tmp_path / "my_package" / name).write_text("")
+    (tmp_path / ".zerolabignore").write_text("my_package/private.py\n")
+    (models / ".gitignore").write_text("old.py\n")
+    train = module_function(tmp_path, "my_package.models.digits")
+    assert set(function_files(train)) == {
+        "my_package/__init__.py",
+        "my_package/models/__init__.py",
+        "my_package/models/digits.py",
+    }
+    (models / ".zerolabignore").write_text("digits.py\n")
+    with pytest.raises(ConfigError, match=r"must not be excluded by .* with a line `!digits.py`"):
+        function_files(train)
+
+
 def test_function_of_cell_brings_what_it_needs() -> None:
     names = {"math": __import__("math"), "Path": Path}
     files = function_files(cell_function(CELL, names))

@@ -155,7 +155,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         "hyperparameters: a grid must have at most 100,000 points, got 2,000,000,000",
     ),
     ({"min_validation_period": {"batch": 3}}, "min_validation_period.batch: unknown key"),
-    ({"min_validation_period": -1}, "min_validation_period: must be a positive "),
+    ({"min_validation_period": -1}, "min_validation_period: must be at least 0 "),
     ({"checkpoint_policy": "latest"}, "checkpoint_policy: must be 'best', 'all' or 'none'"),
     (
         {"searcher": {"name": "single", "metric": "m"}},
@@ -172,7 +172,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"searcher": {"name": "single", "metric": "m", "max_length": 0}},
-        "searcher.max_length: must be at least one batch or epoch",
+        "searcher.max_length: must be a positive number of batches or epochs, got 0",
     ),
     (
         {"searcher": {"name": "random", "metric": "m", "max_length": 1}},

@@ -16,7 +16,13 @@ import pytest
 
 from tests.launcher.helpers import alive, code_of, end_of, make_run, wait_for_exit
 from tests.waiting import DEADLINE_S, until
-from zerolab.contract.outcome import Outcome, first_failure
+from zerolab.contract.outcome import (
+    Outcome,
+    first_failure,
+    read_reason,
+    tail,
+    write_reason,
+)
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import (
     ENV_PRELOAD,
@@ -115,6 +121,40 @@ def test_boxed_error_is_one_line(tmp_path: Path) -> None:
     folder.stderr(0).write_text(f"Usage: train.py RATE\n{box}\n")
     reason = "Error: Invalid value for 'rate': Input should be a number"
     assert first_failure(tmp_path, 0, 64) == Outcome(64, f"rank 0 exited with code 64: {reason}", 0)
+
+
+LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+
+
+@pytest.mark.parametrize("is_class", [False, True])
+def test_root_error_wins_over_lost_peer(tmp_path: Path, is_class: bool) -> None:
+    """Rank 0 loses rank 1 and exits before rank 1 does; its saved reason may be first, too."""
+    script = f'''\
+import os, sys, time
+from zerolab.contract.outcome import write_reason
+if os.environ["RANK"] == "0":
+    if {is_class}:
+        write_reason("{tmp_path}/run", 1, {LOST!r}, 0)
+    sys.exit({LOST!r})
+while not os.path.exists("{tmp_path}/go"):
+    time.sleep(0.01)
+sys.exit("ValueError: sample 17 is broken")
+'''
+    folder = make_run(tmp_path / "run", script, slots=2)
+    launcher = start_launcher(folder, ENVIRONMENT)
+    until("rank 0 exits", lambda: LOST in tail(folder.stderr(0)))
+    (tmp_path / "go").touch()
+    reason = "rank 1 exited with code 1: ValueError: sample 17 is broken"
+    assert end_of(launcher, folder) == Outcome(1, reason, 1)
+
+
+def test_reason_of_root_replaces_lost_peer(tmp_path: Path) -> None:
+    write_reason(tmp_path, 1, LOST, 0)
+    write_reason(tmp_path, 1, LOST, 2)
+    assert read_reason(tmp_path) == Outcome(1, f"rank 0: {LOST}", 0)
+    write_reason(tmp_path, 1, "ValueError: sample 17 is broken", 1)
+    write_reason(tmp_path, 1, "ValueError: sample 18 is broken", 3)
+    assert read_reason(tmp_path) == Outcome(1, "rank 1: ValueError: sample 17 is broken", 1)
 
 
 @pytest.mark.parametrize(
@@ -361,6 +401,8 @@ assert "torch" in sys.modules
 import torch
 assert torch.get_num_threads() == int(os.environ["OMP_NUM_THREADS"]) == 1
 assert os.environ["COLOUR"] == "green"
+with open("/proc/self/comm") as name:  # shown by top
+    assert name.read() == f"rank{os.environ['RANK']} run{os.environ['TORCHELASTIC_RUN_ID']}\\n"
 print("rank", os.environ["RANK"], os.path.basename(os.getcwd()), flush=True)
 if os.environ["RANK"] == "0":
     os._exit(0)

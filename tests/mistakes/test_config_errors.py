@@ -103,6 +103,33 @@ def test_invalid_length_is_one_problem(tmp_path: Path, length: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "problems"),
+    [
+        (
+            "singel",
+            [
+                "searcher.max_length: must be a positive number of batches or epochs, got 0",
+                "searcher.metrik: unknown key; did you mean 'metric'?",
+                "searcher.name: must be one of ",
+            ],
+        ),
+        ("zork", ["searcher.metrik: unknown key; did you mean 'metric'?", "searcher.name: "]),
+    ],
+)
+def test_wrong_searcher_hides_no_problem(tmp_path: Path, name: str, problems: list[str]) -> None:
+    file = tmp_path / "experiment.yaml"
+    block = f"{{name: {name}, metrik: accuracy, max_length: 0}}"
+    text = f"entrypoint: model_def:T\nsearcher: {block}\nmin_checkpoint_period: -1\n"
+    file.write_text(text)
+    (tmp_path / "model_def.py").write_text("class T(object): pass\n")
+    with pytest.raises(ConfigError) as caught:
+        check_file(file)
+    expected = ["min_checkpoint_period: must be at least 0 batches or epochs, got -1", *problems]
+    assert len(caught.value.problems) == len(expected), caught.value.problems
+    assert all(map(str.startswith, caught.value.problems, expected)), caught.value.problems
+
+
+@pytest.mark.parametrize(
     ("entrypoint", "files", "problem"),
     [
         ("model_def:T", {"model_def.py": "class T\n  pass\n"}, "model_def.py:1: SyntaxError"),

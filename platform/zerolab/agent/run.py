@@ -19,10 +19,10 @@ from zerolab.client.http import Client
 from zerolab.client.transport import Backoff
 from zerolab.contract.hparam_reads import read_unread
 from zerolab.contract.messages import RunExit, SlotInfo, WorkItem
-from zerolab.contract.nodes import failed_by_itself
 from zerolab.contract.outcome import (
     DELIBERATE_EXITS,
     Outcome,
+    failed_by_itself,
     read_outcome,
     signal_text,
     tail,

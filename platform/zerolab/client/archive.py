@@ -25,7 +25,7 @@ from zerolab.errors import ConfigError
 from zerolab.formatting import size_text
 from zerolab.schema.json_values import is_text
 
-__all__ = ["member_sizes", "pack", "read_member", "unpack"]
+__all__ = ["member_sizes", "pack", "package_files", "read_member", "unpack"]
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +106,21 @@ def pack(model_dir: str | Path, *, max_bytes: int = ARCHIVE_BYTES) -> bytes:
             info.mode = 0o755 if member.executable else 0o644
             tar.addfile(info, io.BytesIO(content))
     return packed.getvalue()
+
+
+def package_files(package: Path) -> list[Path]:
+    """Return the Python files of a package that ``pack`` of the directory above it would include.
+
+    Args:
+        package: Directory of the package. Its ignore files and those of the directory above it
+            apply.
+
+    Raises:
+        ConfigError: If a file has an invalid name.
+    """
+    above = list(_ignores_of(package.parent, PurePosixPath()))
+    members = _members(package, PurePosixPath(package.name), above)
+    return sorted(member.path for member in members if member.path.suffix == ".py")
 
 
 def unpack(archive: bytes, directory: str | Path, *, max_bytes: int = ARCHIVE_BYTES) -> None:

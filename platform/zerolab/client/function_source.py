@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from zerolab.client.archive import package_files
 from zerolab.errors import ConfigError
 
 __all__ = ["function_config", "function_files"]
@@ -55,7 +56,8 @@ def function_config(function: Callable[..., Any], config: Mapping[str, Any]) -> 
 def function_files(function: Callable[..., Any]) -> dict[str, str | bytes]:
     """Return the source of a function's module by file name.
 
-    A module of a package brings the Python files of the package. A function of a notebook brings
+    A module of a package brings the Python files of the package that ``.zerolabignore`` and
+    ``.gitignore`` do not exclude. A function of a notebook brings
     the definitions of its cell that it needs.
 
     Args:
@@ -75,7 +77,10 @@ def function_files(function: Callable[..., Any]) -> dict[str, str | bytes]:
         return {f"{name}.py": path.read_bytes()}
     is_package = path.name == "__init__.py"
     package = path.parents[name.count(".") - (not is_package)]
-    files = sorted(package.rglob("*.py"))
+    files = package_files(package)
+    if path not in files:
+        problem = f"source: must not be excluded by .zerolabignore or .gitignore, got {path.name}"
+        raise ConfigError("submit", [f"{problem}; include it with a line `!{path.name}`"])
     return {file.relative_to(package.parent).as_posix(): file.read_bytes() for file in files}
 
 

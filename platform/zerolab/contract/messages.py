@@ -154,6 +154,8 @@ class Directive(msgspec.Struct, frozen=True):
     """Sent back as ``version`` with the next request, which then waits for a change."""
     deadline_s: float | None = None
     """Seconds from now until the deadline; None for no limit."""
+    cause: str | None = None
+    """Why the run must exit, such as "canceled" or "paused"; None if it was preempted."""
 
 
 class SlotInfo(msgspec.Struct, frozen=True):

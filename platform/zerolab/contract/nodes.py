@@ -2,15 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from zerolab.contract.outcome import CHECKPOINTED_EXITS, DELIBERATE_EXITS, Outcome
+from zerolab.contract.outcome import CHECKPOINTED_EXITS, DELIBERATE_EXITS, Outcome, failed_by_itself
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_STALE
 
 __all__ = [
     "EXIT_TEMPORARY",
-    "OWN_PEER_PHRASES",
-    "PEER_ERROR_PHRASES",
-    "failed_by_itself",
-    "failed_by_peer",
     "merge_outcomes",
     "node_capacity_problem",
     "shell_exit_code",
@@ -20,31 +16,6 @@ EXIT_TEMPORARY = 75
 """Exit code of ``zerolab launch`` and of a node's launcher after a preemption (``EX_TEMPFAIL``).
 
 Slurm and shells can then distinguish it from a failure."""
-
-OWN_PEER_PHRASES = (
-    "has exited (this is rank",
-    "has exited or closed its engine",
-    "connection to another rank broke",
-    "the other ranks did not answer",
-    "did not take part within",
-    "has not called it within",
-)
-"""Phrases of our own errors; the code that raises them must have the same."""
-
-PEER_ERROR_PHRASES = (
-    "gloo",
-    "NCCL",
-    "Connection reset",
-    "closed by peer",
-    "Broken pipe",
-    "Timed out waiting",
-    "TCPStore",
-    "DistNetworkError",
-    "DistStoreError",
-    "ProcessGroup",
-    *OWN_PEER_PHRASES,
-)
-"""Phrases in errors that the loss of another rank causes."""
 
 
 def merge_outcomes(outcomes: Mapping[str, Outcome]) -> tuple[str, Outcome]:
@@ -74,20 +45,6 @@ def _precedence(outcome: Outcome) -> int:
     if code == 0:
         return 8
     return 4 if failed_by_itself(outcome) else 5
-
-
-def failed_by_itself(outcome: Outcome) -> bool:
-    """Return whether a rank failed by its own error, not by a signal or another rank."""
-    return _failed(outcome) and not failed_by_peer(outcome)
-
-
-def failed_by_peer(outcome: Outcome) -> bool:
-    """Return whether a rank failed because it lost another one."""
-    return _failed(outcome) and any(word in (outcome.reason or "") for word in PEER_ERROR_PHRASES)
-
-
-def _failed(outcome: Outcome) -> bool:
-    return outcome.exit_code > 0 and outcome.exit_code not in DELIBERATE_EXITS
 
 
 def node_capacity_problem(ranks: int, slots_per_rank: int, slots: Sequence[int]) -> str | None:

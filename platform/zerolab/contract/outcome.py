@@ -26,8 +26,12 @@ __all__ = [
     "CHECKPOINTED_EXITS",
     "DELIBERATE_EXITS",
     "LESS_MEMORY",
+    "OWN_PEER_PHRASES",
+    "PEER_ERROR_PHRASES",
     "REACHED_BOUND",
     "Outcome",
+    "failed_by_itself",
+    "failed_by_peer",
     "first_failure",
     "is_failure",
     "read_outcome",
@@ -62,6 +66,31 @@ LESS_MEMORY = (
 )
 """Remedy for running out of memory."""
 
+OWN_PEER_PHRASES = (
+    "has exited (this is rank",
+    "has exited or closed its engine",
+    "connection to another rank broke",
+    "the other ranks did not answer",
+    "did not take part within",
+    "has not called it within",
+)
+"""Phrases of our own errors; the code that raises them must have the same."""
+
+PEER_ERROR_PHRASES = (
+    "gloo",
+    "NCCL",
+    "Connection reset",
+    "closed by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "TCPStore",
+    "DistNetworkError",
+    "DistStoreError",
+    "ProcessGroup",
+    *OWN_PEER_PHRASES,
+)
+"""Phrases in errors that the loss of another rank causes."""
+
 _NO_FAILURE = CHECKPOINTED_EXITS | {0, EXIT_INVALID_HP, EXIT_STALE, EXIT_INFRASTRUCTURE}
 
 logger = logging.getLogger(__name__)
@@ -94,7 +123,9 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def write_reason(run_dir: Path | str, exit_code: int, reason: str, rank: int | None = None) -> None:
-    """Write why this rank ends on purpose; the first rank's reason is kept.
+    """Write why this rank ends on purpose.
+
+    The first rank's reason is kept, unless that rank only lost another one.
 
     Args:
         run_dir: ``RunSpec.run_dir``.
@@ -108,8 +139,13 @@ def write_reason(run_dir: Path | str, exit_code: int, reason: str, rank: int | N
     elif rank is not None:
         reason = f"rank {rank}: {reason}"
     content = msgspec.json.encode({"exit_code": exit_code, "reason": reason, "rank": rank})
+    path = RunFolder(Path(run_dir)).reason
     try:
-        create_private(RunFolder(Path(run_dir)).reason, content)
+        if not create_private(path, content) and not _names_lost_peer(reason):
+            first = read_reason(path.parent)
+            if first is not None and failed_by_peer(first):
+                path.unlink(missing_ok=True)
+                create_private(path, content)
     except OSError as error:  # perhaps a full disk: the exit code still shows the kind of end
         logger.warning("%s; the reason of this run's end is not saved: %s", error, reason)
 
@@ -139,7 +175,8 @@ def first_failure(run_dir: Path, rank: int, exit_code: int) -> Outcome:
     """Describe the rank that failed first.
 
     A rank killed by a signal is the cause, whatever reasons the others saved when they lost it.
-    Otherwise a saved reason counts, and otherwise the rank's last line on standard error.
+    Otherwise a saved reason counts, unless it is of another rank that lost this one. Otherwise the
+    rank's last line on standard error counts.
 
     Args:
         run_dir: Directory of the run.
@@ -149,7 +186,8 @@ def first_failure(run_dir: Path, rank: int, exit_code: int) -> Outcome:
     reported = read_reason(run_dir)
     if exit_code < 0 and (reported is None or reported.exit_code not in DELIBERATE_EXITS):
         return Outcome(exit_code, f"rank {rank} was killed by {signal_text(-exit_code)}", rank)
-    if reported is not None:
+    lost_by_other = reported is not None and reported.rank != rank and failed_by_peer(reported)
+    if reported is not None and not lost_by_other:
         return reported
     folder = RunFolder(run_dir)
     lines = tail(folder.stderr(rank), _SEARCHED_LINES).splitlines()
@@ -168,6 +206,24 @@ def first_failure(run_dir: Path, rank: int, exit_code: int) -> Outcome:
 def without_rank(line: str) -> str:
     """Return a line of standard error without the rank that torch writes before it."""
     return _RANK_OF_TORCH.sub("", line)
+
+
+def failed_by_itself(outcome: Outcome) -> bool:
+    """Return whether a rank failed by its own error, not by a signal or another rank."""
+    return _failed(outcome) and not failed_by_peer(outcome)
+
+
+def failed_by_peer(outcome: Outcome) -> bool:
+    """Return whether a rank failed because it lost another one."""
+    return _failed(outcome) and _names_lost_peer(outcome.reason or "")
+
+
+def _names_lost_peer(reason: str) -> bool:
+    return any(phrase in reason for phrase in PEER_ERROR_PHRASES)
+
+
+def _failed(outcome: Outcome) -> bool:
+    return outcome.exit_code > 0 and outcome.exit_code not in DELIBERATE_EXITS
 
 
 def is_failure(exit_code: int) -> bool:

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_serializer, model_validator
+from pydantic import BeforeValidator, Field, model_serializer, model_validator
 
 from zerolab.schema.section import NonNegativeInt, Section
 
-__all__ = ["LONGEST", "Length"]
+__all__ = ["LONGEST", "Length", "PositiveLength"]
 
 LONGEST = 2**53
 """Maximum number of batches or epochs: floating-point numbers, and thus JavaScript, are exact up
@@ -41,7 +41,7 @@ class Length(Section):
             raise ValueError(f"must have one of batches and epochs, got {dict(value)!r}")
         for count in value.values():
             if isinstance(count, int | float) and count < 0:
-                raise ValueError(f"must be a positive number of batches or epochs, got {count}")
+                raise ValueError(f"must be at least 0 batches or epochs, got {count}")
         return value
 
     @model_serializer
@@ -57,3 +57,15 @@ class Length(Section):
     def count(self) -> int:
         """Number of units."""
         return (self.batches if self.batches is not None else self.epochs) or 0
+
+
+def _check_positive(value: Any) -> Any:
+    counts = value.values() if isinstance(value, Mapping) else [value]
+    for count in counts:
+        if isinstance(count, int | float) and count <= 0:
+            raise ValueError(f"must be a positive number of batches or epochs, got {count}")
+    return value
+
+
+PositiveLength = Annotated[Length | None, BeforeValidator(_check_positive)]
+"""Length of at least one batch or epoch, or None."""

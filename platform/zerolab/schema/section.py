@@ -264,6 +264,24 @@ def _unknown_choice(section: type[Section], key: str, error: Mapping[str, Any]) 
     return f"{key}.name: must be one of {', '.join(names)}, got {tag!r}{suggest(tag, names)}"
 
 
+def _intended_choice(section: type[Section], error: Mapping[str, Any]) -> str | list[str]:
+    """Return the choice that an unknown name was meant as; else problems of unknown keys."""
+    path: Path = error["loc"]
+    parent = _section_at(section, path[:-1])
+    field = parent.model_fields.get(str(path[-1])) if parent else None
+    choices = choices_of(field) if field else {}
+    close = closest(str(error["ctx"]["tag"]), choices)
+    if close is not None or not isinstance(error["input"], Mapping):
+        return close or []
+    known = sorted({key for choice in choices.values() for key in keys_of(choice)})
+    block = dotted(_file_path(section, path))
+    return [
+        f"{block}.{key}: unknown key{suggest(str(key), known)}"
+        for key in error["input"]
+        if key not in known and key != "name"
+    ]
+
+
 def _unknown_key(section: type[Section], key: str, error: Mapping[str, Any]) -> str:
     path: Path = error["loc"]
     stranger = _other_choice_problem(section, path, error["input"])
@@ -342,6 +360,16 @@ def remove_path(data: Any, path: Path) -> Any:
     return data
 
 
+def _replace(data: Any, path: Path, value: object) -> Any:
+    """Copy ``data`` with another value at ``path``."""
+    if not path:
+        return value
+    head, tail = path[0], path[1:]
+    if isinstance(data, list) and isinstance(head, int):
+        return [*data[:head], _replace(data[head], tail, value), *data[head + 1 :]]
+    return {**data, head: _replace(data[head], tail, value)}
+
+
 def drop_nulls(
     content: Mapping[str, Any], opaque: Collection[str], prefix: str = ""
 ) -> dict[str, Any]:
@@ -393,6 +421,12 @@ def validate(section: type[S], data: Mapping[str, Any]) -> tuple[S | None, list[
                 if problem["type"] == "missing":
                     path = path[:-1]
                     bad_paths.append(path)
+                if problem["type"] == "union_tag_invalid":
+                    meant = _intended_choice(section, problem)
+                    if isinstance(meant, str):  # check the other keys of the block as for that one
+                        remaining = _replace(remaining, (*path, "name"), meant)
+                        continue
+                    problems.extend(meant)
                 if path:
                     remaining = remove_path(remaining, path)
             problems.sort()

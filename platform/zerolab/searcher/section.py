@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field
 
 from zerolab.contract.names import metric_name_problem
-from zerolab.schema.lengths import Length
+from zerolab.schema.lengths import Length, PositiveLength
 from zerolab.schema.section import NonNegativeInt, PositiveInt, Section
 from zerolab.schema.space import space_problems
 from zerolab.searcher.interface import Searcher
@@ -69,7 +69,7 @@ class SearcherConfig(Section):
     smaller_is_better: bool = True
     """Whether a smaller metric is better."""
 
-    max_length: Length | None = None
+    max_length: PositiveLength = None
     """Length of each trial: ``{batches: n}``, ``{epochs: n}`` or a number of batches. Required
     unless the entrypoint is a command."""
 

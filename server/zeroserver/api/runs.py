@@ -45,12 +45,13 @@ from zeroserver.orchestrator.cluster.agent_service import check
 from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
 from zeroserver.orchestrator.ingest.log_service import split_logs
 from zeroserver.orchestrator.ingest.report_service import split_reports
+from zeroserver.orchestrator.lifecycle import exit_cause
 from zeroserver.orchestrator.log_policies import Match
 from zeroserver.orchestrator.node_service import kills_others, nodes_of
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, services_of
 from zeroserver.states import RunState
-from zeroserver.store.schema import agents, run_nodes, runs, trials
+from zeroserver.store.schema import agents, experiments, run_nodes, runs, trials
 
 __all__ = ["WIRE_ROUTES", "FastRoutes", "WireRoute", "describe"]
 
@@ -426,10 +427,15 @@ async def directive(request: Request) -> Response:
 
 def _directive(connection: Connection, services: Services, run_id: int) -> Directive:
     query = (
-        select(runs.c.state, runs.c.directive, runs.c.deadline_at, trials.c.run_id)
+        select(
+            runs.c.state, runs.c.directive, runs.c.deadline_at, trials.c.run_id,
+            trials.c.stop, trials.c.held, trials.c.waits,
+            experiments.c.state.label("experiment_state"),
+        )
         .join(trials, trials.c.id == runs.c.trial_id)
+        .join(experiments, experiments.c.id == trials.c.experiment_id)
         .where(runs.c.id == run_id)
-    )
+    )  # fmt: skip
     row = connection.execute(query).one_or_none()
     if row is None:
         msg = f"there is no run {run_id}"
@@ -440,7 +446,8 @@ def _directive(connection: Connection, services: Services, run_id: int) -> Direc
     remaining = None
     if row.deadline_at is not None:
         remaining = max(row.deadline_at - services.orchestrator.steady(), 0.0)
-    return Directive(row.directive, _VERSIONS[row.directive], remaining)
+    cause = None if row.directive == "train" else exit_cause(row, row.experiment_state)
+    return Directive(row.directive, _VERSIONS[row.directive], remaining, cause)
 
 
 _POLL = (

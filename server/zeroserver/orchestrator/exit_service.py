@@ -7,8 +7,7 @@ from sqlalchemy import func, select, update
 
 from zerolab.contract.hparam_reads import searched_names
 from zerolab.contract.messages import RunExit
-from zerolab.contract.nodes import failed_by_peer
-from zerolab.contract.outcome import BEYOND_BOUND, Outcome, is_failure
+from zerolab.contract.outcome import BEYOND_BOUND, Outcome, failed_by_peer, is_failure
 from zerolab.contract.secret_text import mask_values
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
@@ -19,7 +18,7 @@ from zerolab.contract.spec import (
     RunSpec,
 )
 from zerolab.errors import NotFoundError
-from zeroserver.orchestrator.lifecycle import LifecycleService, resting_state
+from zeroserver.orchestrator.lifecycle import LifecycleService, exit_cause, resting_state
 from zeroserver.orchestrator.log_policies import Match
 from zeroserver.orchestrator.node_service import failed_before_its_kill, merge_ends, nodes_of
 from zeroserver.orchestrator.run_service import RunService
@@ -76,9 +75,8 @@ class ExitService(Service):
             return
         end = merged
         now = self.work.clock()
-        reason = end.reason
-        if run.grows_to is not None and end.exit_code == EXIT_PREEMPTED:
-            reason = f"it left for more slots: {run.grows_to} were free for its trial"
+        trial = self.work.trial_of(run)
+        reason = self._exit_reason(run, trial, end)
         end = msgspec.structs.replace(end, reason=reason)
         self.work.save(
             runs, run_id, state=RunState.EXITED, ended_at=now,
@@ -86,12 +84,22 @@ class ExitService(Service):
         )  # fmt: skip
         self.work.changes += [Change(f"run:{run_id}"), agents_changed()]
         self.work.orchestrator.polling_runs.discard(run_id)
-        trial = self.work.trial_of(run)
         if trial.run_id != run_id or trial.state in TRIAL_ENDED:
             return
         self.runs.apply_matches(run, matches)
         self.work.save(trials, trial.id, run_id=None, activity=None)
         self._apply_exit(self.work.find(RunRow, run_id), end)
+
+    def _exit_reason(self, run: RunRow, trial: TrialRow, end: RunExit) -> str | None:
+        """Return why a run ended, for users; its ranks know only that they were asked to exit."""
+        left = end.exit_code == EXIT_PREEMPTED and run.directive != "train"
+        killed = bool(run.killed) and end.exit_code < 0 and trial.stop is not None
+        cause = None
+        if left or (killed and not failed_before_its_kill(self.work.connection, run)):
+            cause = exit_cause(trial, self.work.experiment_of(trial).state)
+        if cause is None and left and run.grows_to is not None:
+            return f"it left for more slots: {run.grows_to} were free for its trial"
+        return cause or end.reason
 
     def _merge_exit(self, run: RunRow, end: RunExit, matches: Sequence[Match]) -> RunExit | None:
         """Store how the ranks of one agent ended; idempotent.

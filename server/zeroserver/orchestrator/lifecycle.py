@@ -26,7 +26,14 @@ from zeroserver.states import (
 from zeroserver.store.rows import ExperimentRow, TrialRow
 from zeroserver.store.schema import WEIGHTS_MISSING, experiments, trials
 
-__all__ = ["PAUSED_BY_EXPERIMENT", "HasState", "LifecycleService", "resting_state", "stop_reason"]
+__all__ = [
+    "PAUSED_BY_EXPERIMENT",
+    "HasState",
+    "LifecycleService",
+    "exit_cause",
+    "resting_state",
+    "stop_reason",
+]
 
 PAUSED_BY_EXPERIMENT = (
     (trials.c.state == TrialState.PAUSED) & (trials.c.waits == 0) & (trials.c.held == 0)
@@ -302,6 +309,41 @@ def _stopping_state(states: set[str]) -> ExperimentState:
 def stop_reason(experiment_state: str) -> str:
     """Return why the trials of a stopping experiment are stopped."""
     return "cancel" if experiment_state == ExperimentState.STOPPING_CANCELED else "kill"
+
+
+class CanExit(Protocol):
+    """Trial, or a row with the columns that say why its run was asked to exit."""
+
+    @property
+    def stop(self) -> str | None:
+        """Why the trial must end, or None."""
+
+    @property
+    def held(self) -> int:
+        """Whether a user has paused the trial."""
+
+    @property
+    def waits(self) -> int:
+        """Whether the searcher has paused the trial."""
+
+
+_STOP_CAUSES = {"searcher": "stopped by the searcher", "cancel": "canceled", "kill": "killed"}
+
+
+def exit_cause(trial: CanExit, experiment_state: str) -> str | None:
+    """Return why a run was asked to exit, for users; None if other work needs its slots.
+
+    Args:
+        trial: The trial of the run.
+        experiment_state: State of its experiment.
+    """
+    if trial.stop is not None:
+        return _STOP_CAUSES.get(trial.stop)
+    if trial.held:
+        return "paused"
+    if experiment_state == ExperimentState.PAUSED:
+        return "paused with its experiment"
+    return "paused by the searcher" if trial.waits else None
 
 
 def resting_state(experiment_state: str, *, waits: int) -> TrialState:

@@ -7,8 +7,8 @@ import msgspec
 from sqlalchemy import Connection, func, select, update
 
 from zerolab.contract.messages import RunExit
-from zerolab.contract.nodes import failed_by_peer, merge_outcomes
-from zerolab.contract.outcome import CHECKPOINTED_EXITS, Outcome
+from zerolab.contract.nodes import merge_outcomes
+from zerolab.contract.outcome import CHECKPOINTED_EXITS, Outcome, failed_by_peer
 from zerolab.contract.spec import Nodes
 from zerolab.errors import NotFoundError
 from zeroserver.orchestrator.service import Service

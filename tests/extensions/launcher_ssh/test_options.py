@@ -14,12 +14,10 @@ import pytest
 import zerotrial
 from zerolab.contract.nodes import (
     EXIT_TEMPORARY,
-    OWN_PEER_PHRASES,
-    failed_by_peer,
     merge_outcomes,
     shell_exit_code,
 )
-from zerolab.contract.outcome import Outcome
+from zerolab.contract.outcome import OWN_PEER_PHRASES, Outcome, failed_by_peer
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
     EXIT_PREEMPTED,

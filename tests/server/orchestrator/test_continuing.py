@@ -256,6 +256,44 @@ def test_paused_trial_stays_paused_after_failure(server: Server) -> None:
     assert server.trial(1)["state"] == "PAUSED"
 
 
+@pytest.mark.parametrize(
+    ("action", "of_trial", "cause"),
+    [
+        ("cancel", True, "canceled"),
+        ("cancel", False, "canceled"),
+        ("pause", True, "paused"),
+        ("pause", False, "paused with its experiment"),
+    ],
+)
+def test_exit_reason_names_action(server: Server, action: str, of_trial: bool, cause: str) -> None:
+    """The run and its ranks get the user's action, not "preempted"."""
+    two(server)
+    spec = server.begin(1)
+    if of_trial:
+        trial_act(server, action)
+    else:
+        server.act(action)
+    assert server.get(f"/runs/{spec.run_id}/directive", wait_s=0)["cause"] == cause
+    server.exit(spec.run_id, EXIT_PREEMPTED, "preempted")
+    assert server.get("/trials/1/runs")["runs"][0]["reason"] == cause
+
+
+def test_exit_reason_of_killed_run(server: Server) -> None:
+    two(server)
+    spec = server.begin(1)
+    trial_act(server, "kill")
+    server.exit(spec.run_id, -9, "rank 0 was killed by SIGKILL: memory ran out, or ...")
+    assert server.get("/trials/1/runs")["runs"][0]["reason"] == "killed"
+
+
+def test_exit_reason_of_preempted_run(server: Server) -> None:
+    """A batch system may preempt a run that the server did not ask to exit."""
+    two(server)
+    spec = server.begin(1)
+    server.exit(spec.run_id, EXIT_PREEMPTED, "preempted")
+    assert server.get("/trials/1/runs")["runs"][0]["reason"] == "preempted"
+
+
 def test_cancel_one_trial_continues_search(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher=random(3))
     server.add_agent(slots=2)

@@ -314,7 +314,8 @@ class Controller:
             return stop_reason
         seconds = self._stop_signals.seconds_left
         limit = f", {seconds:.0f} s left" if seconds is not None else ""
-        logger.info("stopping after batch %d (%s)%s", self.steps, stop_reason.name.lower(), limit)
+        cause = self._stop_signals.cause or stop_reason.name.lower().replace("_", " ")
+        logger.info("stopping after batch %d (%s)%s", self.steps, cause, limit)
         if self._checkpointed_at != self.steps:
             self._checkpoint()
         self._checkpoints.finish()

@@ -79,6 +79,12 @@ class StopSignals:
         return reason if reason >= StopReason.PREEMPTED else 0
 
     @property
+    def cause(self) -> str | None:
+        """Why the server asked the run to exit, such as "canceled"; None if it gave no cause."""
+        poller = self._poller
+        return poller.directive.cause if isinstance(poller, DirectivePoller) else None
+
+    @property
     def seconds_left(self) -> float | None:
         """Seconds until the run is killed; None if there is no limit."""
         return self._poller.seconds_left if isinstance(self._poller, DirectivePoller) else None

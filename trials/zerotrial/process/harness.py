@@ -26,7 +26,7 @@ from zerotrial.loop.session import Session
 from zerotrial.loop.settings import FitSettings
 from zerotrial.loop.stop_reason import StopReason
 from zerotrial.process.entrypoint import load_trial_class
-from zerotrial.ranks import Distributed
+from zerotrial.ranks import Distributed, is_peer_failure
 
 __all__ = ["main", "run"]
 
@@ -69,9 +69,14 @@ def run(spec: RunSpec) -> int:
         return rank.run().exit_code
     except Exception as error:
         code = exit_code_of(error, building=rank.building)
-        logger.exception("the trial ends with code %d", code)
+        reason = reason_of(error, Path(spec.model_dir))
+        if is_peer_failure(error) and "imed out" not in reason:
+            # Without a traceback, which would hide that of the rank that failed.
+            logger.error("this rank lost another one and exits: %s", reason)  # noqa: TRY400
+        else:
+            logger.exception("the trial failed; this rank exits with code %d", code)
         number = int(os.environ.get("RANK", "0")) if spec.slots > 1 else None
-        write_reason(spec.run_dir, code, reason_of(error, Path(spec.model_dir)), number)
+        write_reason(spec.run_dir, code, reason, number)
         return code
 
 

@@ -28,6 +28,7 @@ from zerolab.contract.outcome import (
     DELIBERATE_EXITS,
     REACHED_BOUND,
     Outcome,
+    failed_by_peer,
     first_failure,
     read_reason,
     write_reason,
@@ -43,6 +44,7 @@ from zerolab.contract.spec import (
 )
 from zerolab.launcher.rank import announce_rank
 from zerolab.linux import PARENT_DIED, reap_adopted
+from zerolab.parent import name_process
 from zerotrial.process.rendezvous import Rendezvous
 
 __all__ = ["RankSupervisor", "run_rank"]
@@ -60,6 +62,8 @@ _REAP_INTERVAL_S = 10.0
 """Seconds between two rounds of reaping orphans that the launcher has adopted."""
 _SIMULTANEOUS_S = 2.0
 """Failures at most this many seconds apart may have one common cause."""
+_CAUSE_S = 5.0
+"""Seconds to wait for the rank that failed first, after another rank has lost it and exited."""
 
 
 class _Forked(ForkProcess):
@@ -110,6 +114,8 @@ class RankSupervisor:
         self._ranks: list[_Rank] = []
         self._signal: signal.Signals | None = None
         self._signal_deadline = 0.0
+        self._outcomes: dict[int, Outcome] = {}
+        self._stopped_at = 0.0
 
     def run(self, command: Sequence[str] | None) -> Outcome:
         """Run all ranks to their end. This process ignores signals from then on.
@@ -131,6 +137,7 @@ class RankSupervisor:
             if isinstance(self._run.entrypoint, TrialClass):
                 self._rendezvous.serve_store()  # while the ranks import torch, too
             reap_next = time.monotonic() + _REAP_INTERVAL_S
+            cause_deadline: float | None = None
             while True:
                 time.sleep(_POLL_S)
                 self._rendezvous.serve_requests()
@@ -143,14 +150,31 @@ class RankSupervisor:
                     reap_adopted([rank.process.pid or 0 for rank in self._ranks])
                 codes = [rank.poll() for rank in self._ranks]
                 if any(codes):
+                    cause_deadline = cause_deadline or time.monotonic() + _CAUSE_S
+                    if time.monotonic() < cause_deadline and self._awaits_cause():
+                        continue
                     timeout_s = _STOP_TIMEOUT_S
                     break
                 if None not in codes:
                     return Outcome(0)
         finally:
+            self._stopped_at = time.monotonic()
             self._stop(signal_to_send, timeout_s)
         rank, exit_code = self._root_failure()
         return first_failure(self._folder.path, rank.number, exit_code)
+
+    def _awaits_cause(self) -> bool:
+        """Return whether the failed ranks only lost another one, which still runs."""
+        failed = [(rank, rank.exit_code) for rank in self._ranks if rank.exit_code]
+        return any(rank.exit_code is None for rank in self._ranks) and all(
+            self._lost_peer(rank, code) for rank, code in failed
+        )
+
+    def _lost_peer(self, rank: _Rank, exit_code: int) -> bool:
+        if rank.number not in self._outcomes:
+            outcome = first_failure(self._folder.path, rank.number, exit_code)
+            self._outcomes[rank.number] = outcome
+        return failed_by_peer(self._outcomes[rank.number])
 
     def _start(self, local_rank: int, command: Sequence[str] | None) -> None:
         nodes = self._nodes
@@ -225,15 +249,18 @@ class RankSupervisor:
     def _root_failure(self) -> tuple[_Rank, int]:
         """Return the rank that caused the failures of the others, and its exit code.
 
-        Among simultaneous failures a rank killed by a signal other than SIGTERM comes first: the
-        others fail because it is gone. SIGTERM comes last, since surviving ranks get it.
+        Among failures before the ranks were stopped, and simultaneous ones, a rank killed by a
+        signal other than SIGTERM comes first: the others fail because it is gone. Ranks that lost
+        another one come after those with errors of their own. SIGTERM comes last, since surviving
+        ranks get it.
         """
         ended = sorted(self._ranks, key=lambda rank: rank.ended_at)
         failed = [(rank, rank.exit_code) for rank in ended if rank.exit_code]
-        last = failed[0][0].ended_at + _SIMULTANEOUS_S
+        last = max(failed[0][0].ended_at + _SIMULTANEOUS_S, self._stopped_at)
         simultaneous = [item for item in failed if item[0].ended_at <= last]
         crashed = [item for item in simultaneous if item[1] < 0 and item[1] != -signal.SIGTERM]
         exited = [item for item in simultaneous if item[1] > 0]
+        exited.sort(key=lambda item: self._lost_peer(*item))
         return (crashed or exited or failed)[0]
 
 
@@ -270,6 +297,8 @@ def run_rank(parent: int) -> None:
     """
     folder = RunFolder(Path(os.environ[ENV_RUN_SPEC]).parent)
     announce_rank(parent, folder.ranks)
+    # Forked ranks have the launcher's command line.
+    name_process(f"rank{os.environ['RANK']} run{os.environ['TORCHELASTIC_RUN_ID']}")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request

@@ -302,8 +302,6 @@ _OPAQUE = frozenset({"hyperparameters", "data"})
 def _checks(config: ExperimentConfig) -> Iterator[str]:
     """Yield violated rules between fields."""
     searcher = config.searcher
-    if searcher.max_length is not None and searcher.max_length.count == 0:
-        yield "searcher.max_length: must be at least one batch or epoch, got 0"
     searcher_problems = list(searcher.problems(config.hyperparameters))
     yield from searcher_problems
     is_reported = any(line.startswith("searcher.max_length: ") for line in searcher_problems)
