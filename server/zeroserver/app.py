@@ -270,9 +270,9 @@ async def _tick_forever(services: Services, supervisors: Sequence[Supervisor]) -
         except StoreError as error:
             if str(error) != last_error or time.monotonic() >= quiet_until:  # not at every tick
                 last_error, quiet_until = str(error), time.monotonic() + _LOG_INTERVAL_S
-                logger.warning("the clock's work is put off: %s", error)
+                logger.warning("the periodic tick failed; retrying: %s", error)
         except Exception:  # the loop must continue; the log has the traceback
-            logger.exception("the clock's work failed")
+            logger.exception("the periodic tick failed; retrying")
         services.ticks += 1
         await asyncio.sleep(services.settings.timings.tick_s)
 

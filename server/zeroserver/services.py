@@ -123,7 +123,9 @@ class Services:
         try:
             await self.write(lambda work: work.connection.execute(audit.insert().values(row)))
         except StoreError as error:
-            logger.warning("not in the audit log: %s by user %d: %s", action, row["user_id"], error)
+            logger.warning(
+                "cannot write to the audit log: %s by user %d: %s", action, row["user_id"], error
+            )
 
     async def load_searcher(self, experiment_id: int) -> None:
         """Load a search into memory; the replay runs outside of the writer thread.

@@ -124,6 +124,8 @@ def test_help_has_standard_metavars(path: str) -> None:
     command = COMMANDS[path]
     shown = command.get_help(typer.Context(command, info_name=path))
     assert not re.search(r"<(int|str|path|float|list)|[{}]config|x>=", shown)
+    if any(parameter.required for parameter in command.params):
+        assert "\nExample" in shown
     examples = re.findall(r"^  (zerolab .*)$", shown.partition("Example")[2], re.MULTILINE)
     assert all(example.startswith("zerolab ") for example in examples)
 

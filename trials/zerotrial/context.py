@@ -113,7 +113,7 @@ class ZeroTrialContext(MediaReports, NamesReplacements):
         if len(self.engines) == 1:
             self._mpu = view.make_mpu() or self._mpu
         elif view.is_pipeline:
-            logger.warning("only the first engine decides how data is sharded; this is another")
+            logger.warning("data is sharded for the first engine, not for this pipeline")
         return model
 
     def set_mpu(self, mpu: ModelParallelUnit) -> None:

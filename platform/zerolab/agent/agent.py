@@ -112,7 +112,7 @@ class Agent:
 
     def _work(self) -> None:
         for run_id, folder in leftover_runs(self._home.runs, self._launcher):
-            logger.info("run %d was left by an earlier agent", run_id)
+            logger.info("delivering the results of run %d, which an earlier agent started", run_id)
             arguments = (folder, run_id)
             threading.Thread(target=self._finish, args=arguments, daemon=True).start()
         threading.Thread(target=self._poll, name="poll", daemon=True).start()
@@ -121,7 +121,7 @@ class Agent:
             self._launcher.keep_ready()
             self._stopping.wait(_ALIVE_POLL_S)
         if self._refused is None:
-            logger.info("stopping")
+            logger.info("stopping the agent and its runs")
         answered = self._deregister(done=False)
         self._stop_runs()
         if answered:
@@ -142,7 +142,7 @@ class Agent:
                 logger.warning("%s", error)
                 self._agent_id = None  # registers again when the server responds
             except Exception:  # the thread's boundary
-                logger.exception("querying the slots failed")
+                logger.exception("cannot query the slots of this machine; retrying")
 
     def _finish(self, folder: RunFolder, run_id: int) -> None:
         finish_run(folder, run_id, self._client, self._closing)

@@ -57,7 +57,8 @@ _NOTHING_RAN = {"pause": "is paused", "cancel": "is canceled", "kill": "is kille
 def list_experiments(
     state: OfState = None,
     name: Annotated[
-        str | None, typer.Option(help="List only experiments whose name contains this text.")
+        str | None,
+        typer.Option(metavar="NAME", help="List only experiments whose name contains this text."),
     ] = None,
     user: Annotated[
         str | None,
@@ -296,25 +297,37 @@ def wait(
 
 @group.command(rich_help_panel=_CONTROL)
 def pause(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
-    """Save checkpoints and free the slots until you activate it."""
+    """Save checkpoints and free the slots until you activate it.
+
+    Example: zerolab experiment pause 7
+    """
     _run_action(experiment_id, "pause", as_json=as_json)
 
 
 @group.command(rich_help_panel=_CONTROL)
 def activate(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
-    """Resume a paused experiment."""
+    """Resume a paused experiment.
+
+    Example: zerolab experiment activate 7
+    """
     _run_action(experiment_id, "activate", as_json=as_json)
 
 
 @group.command(rich_help_panel=_CONTROL)
 def cancel(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
-    """Stop an experiment after a last checkpoint."""
+    """Stop an experiment after a last checkpoint.
+
+    Example: zerolab experiment cancel 7
+    """
     _run_action(experiment_id, "cancel", as_json=as_json)
 
 
 @group.command(rich_help_panel=_CONTROL)
 def kill(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
-    """Stop an experiment at once, without a checkpoint."""
+    """Stop an experiment at once, without a checkpoint.
+
+    Example: zerolab experiment kill 7
+    """
     _run_action(experiment_id, "kill", as_json=as_json)
 
 

@@ -306,7 +306,10 @@ def _check_metrics(
 
 @group.command(rich_help_panel=_CONTROL)
 def pause(trial_id: TrialId, as_json: AsJson = False) -> None:
-    """Save a checkpoint and free the slots until you activate it."""
+    """Save a checkpoint and free the slots until you activate it.
+
+    Example: zerolab trial pause 3
+    """
     _run_action(
         trial_id,
         "pause",
@@ -317,25 +320,37 @@ def pause(trial_id: TrialId, as_json: AsJson = False) -> None:
 
 @group.command(rich_help_panel=_CONTROL)
 def activate(trial_id: TrialId, as_json: AsJson = False) -> None:
-    """Resume a paused trial."""
+    """Resume a paused trial.
+
+    Example: zerolab trial activate 3
+    """
     _run_action(trial_id, "activate", "is queued", as_json=as_json)
 
 
 @group.command(rich_help_panel=_CONTROL)
 def cancel(trial_id: TrialId, as_json: AsJson = False) -> None:
-    """Stop a trial after a last checkpoint; the others continue."""
+    """Stop a trial after a last checkpoint; the others continue.
+
+    Example: zerolab trial cancel 3
+    """
     _run_action(trial_id, "cancel", "is stopping: it saves a checkpoint first", as_json=as_json)
 
 
 @group.command(rich_help_panel=_CONTROL)
 def kill(trial_id: TrialId, as_json: AsJson = False) -> None:
-    """Stop a trial at once, without a checkpoint; the others continue."""
+    """Stop a trial at once, without a checkpoint; the others continue.
+
+    Example: zerolab trial kill 3
+    """
     _run_action(trial_id, "kill", "is being killed", as_json=as_json)
 
 
 @group.command("continue", rich_help_panel=_CONTROL)
 def continue_trial(trial_id: TrialId, as_json: AsJson = False) -> None:
-    """Resume a failed or stopped trial from its latest checkpoint."""
+    """Resume a failed or stopped trial from its latest checkpoint.
+
+    Example: zerolab trial continue 3
+    """
     _run_action(trial_id, "continue", "is queued and resumes from its checkpoint", as_json=as_json)
 
 

@@ -585,7 +585,7 @@ class Context(NamesReplacements):
         if isinstance(error, InvalidHyperparametersError):
             self._exit(EXIT_INVALID_HP, str(error))
         if error is not None and is_storage_failure(error):
-            logger.error("the storage failed", exc_info=error)
+            logger.error("the checkpoint storage failed; the trial restarts later", exc_info=error)
             self._exit(EXIT_INFRASTRUCTURE, str(error))
         if error is not None:
             return
@@ -643,7 +643,7 @@ class Context(NamesReplacements):
 
     def _exit(self, exit_code: int, reason: str) -> None:
         write_reason(self.info.run_dir, exit_code, reason)
-        logger.info("leaving: %s", reason)
+        logger.info("this rank exits: %s", reason)
         sys.exit(exit_code)
 
 

@@ -70,7 +70,7 @@ class SystemMetrics:
                 sample = _host() | _rates(before, after, now - at) | _gpu_sample(self._gpus)
                 before, at = after, now
             except Exception as error:  # noqa: BLE001 - a failing sensor must not stop the training
-                logger.warning("system metrics stop here: %s", error)
+                logger.warning("system metrics are no longer reported: %s", error)
                 return
             with self._lock:
                 for name, value in sample.items():

@@ -99,7 +99,7 @@ class DirectoryBackend:
             try:
                 path = path_inside(self._root, stored.uuid, name, follow=False)
             except NotFoundError as error:  # not a file of the checkpoint
-                logger.warning("%s; not removed", error)
+                logger.warning("%s; this file is not removed", error)
                 continue
             path.unlink(missing_ok=True)
             for parent in path.parents:

@@ -206,5 +206,5 @@ def raise_file_limit() -> int:
     new_limit = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if new_limit > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard))
-        logger.info("files and connections: up to %d (%d before)", new_limit, soft)
+        logger.info("raised the limit of open files from %d to %d", soft, new_limit)
     return max(new_limit, soft)

@@ -273,5 +273,7 @@ def check_storage(
         )
     else:
         return []
-    logger.warning("an experiment is submitted whose storage does not respond: %s", problem)
+    logger.warning(
+        "an experiment was submitted, but its checkpoint storage does not respond: %s", problem
+    )
     return [f"{problem}; the experiment is submitted, and its trials wait for the storage"]

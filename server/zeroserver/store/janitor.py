@@ -104,7 +104,11 @@ class Janitor:
             self._database.write_now(lambda transaction: transaction.connection.execute(statement))
             self._database.deleted = True  # the chore may have contained credentials
         except StoreError as error:  # the next start repeats it, which is harmless
-            logger.info("chore %d is done, and still written down: %s", number, error)
+            logger.info(
+                "removal %d is finished, but not marked as finished; it is repeated later: %s",
+                number,
+                error,
+            )
 
 
 class _Worker:
@@ -152,7 +156,7 @@ class _Worker:
         try:
             self._do(chore)
         except (ZerolabError, OSError) as error:
-            logger.warning("%s cannot be removed now: %s; it is tried again", chore, error)
+            logger.warning("%s cannot be removed: %s; retrying later", chore, error)
             self._later.append((time.monotonic() + _RETRY_S, number, chore))
         except Exception:  # top level of the thread; the next start retries
             logger.exception("%s could not be removed", chore)

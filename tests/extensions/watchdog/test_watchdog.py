@@ -44,7 +44,7 @@ def line_about(rank: int, path: Path, does: str) -> str:
         path: Log file.
         does: Pattern of its status.
     """
-    pattern = re.compile(rf"for rank {rank}, which has not come: rank {rank} ({does})")
+    pattern = re.compile(rf"for rank {rank}, which has not called it: rank {rank} ({does})")
     return until(
         f"rank {rank} is missed",
         lambda: [line for line in path.read_text().splitlines() if pattern.search(line)],
@@ -269,8 +269,8 @@ def test_warning_repeats_when_missing_ranks_change(
     for _ in range(20):
         warnings()
     first_message, second_message = caplog.messages
-    assert "for 2 ranks (0, 2), which have not come" in first_message
-    assert "for rank 0, which has not come" in second_message
+    assert "for 2 ranks (0, 2), which have not called it" in first_message
+    assert "for rank 0, which has not called it" in second_message
 
 
 def test_rank_beyond_the_call_is_not_missing(caplog: pytest.LogCaptureFixture) -> None:

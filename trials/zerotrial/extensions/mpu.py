@@ -130,7 +130,7 @@ def _check_replicated(by_rank: list[_RankParameters]) -> None:
     if unlike := [n for n in names if len(set(columns[n])) > 1]:
         logger.warning(
             "mpu: parameters that are not marked model_parallel count once in the gradient norm, "
-            "as they are taken to be the same on all ranks of %s(); these differ: %s; %s",
+            "because they must be equal on all ranks of %s(); these differ: %s; %s",
             _MODEL[0],
             _shortened(unlike),
             remedy,

@@ -149,8 +149,8 @@ class BatchChecks:
             return
         self._warned_overdraw = True
         logger.warning(
-            "train_batch drew %d micro-batches in %d batch(es), where %d are trained: an epoch is "
-            "over before its samples are; call next(dataloader_iter) once for each engine.step()",
+            "train_batch drew %d micro-batches in %d batch(es), but trained %d: an epoch trains "
+            "only some of its samples; call next(dataloader_iter) once for each engine.step()",
             drawn,
             batches,
             due,

@@ -451,7 +451,7 @@ class Controller:
 
     def _restore(self, saved: SavedState) -> None:
         if self._context.warm_start:
-            logger.info("warm start: weights of trial %s", saved.shared["trial_id"])
+            logger.info("warm start: loaded the weights of trial %s", saved.shared["trial_id"])
             return
         shared = saved.shared
         self.steps = shared["steps_completed"]

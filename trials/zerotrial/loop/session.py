@@ -77,7 +77,7 @@ class Session:
         if self._reporter is not None:
             wait_s = _FLUSH_TIMEOUT_AFTER_FAILURE_S if stop_reason is None else _FLUSH_TIMEOUT_S
             if not self._reporter.close(wait_s):
-                logger.info("some reports are still on disk; the agent delivers them later")
+                logger.info("some reports are not uploaded yet; the agent uploads them")
 
 
 def _probe_storage(context: ZeroTrialContext) -> None:

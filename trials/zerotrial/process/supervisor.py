@@ -91,7 +91,7 @@ class _Rank:
 
     def send(self, signum: int) -> None:
         """Signal the rank; a command's child processes get the signal, too."""
-        logger.warning("rank %d gets signal %d", self.number, signum)
+        logger.warning("sending %s to rank %d", signal.Signals(signum).name, self.number)
         send = os.kill if isinstance(self.process, _Forked) else os.killpg
         with contextlib.suppress(ProcessLookupError):
             send(self.process.pid or 0, signum)

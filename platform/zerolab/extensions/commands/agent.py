@@ -70,6 +70,8 @@ def disable(
     """Stop using an agent or some of its slots, and move its runs.
 
     The runs save a checkpoint and resume on other slots.
+
+    Example: zerolab agent disable gpu-box --slot 0
     """
     _close(agent, slot, drain=drain, as_json=as_json)
 
@@ -81,12 +83,18 @@ def drain(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start no new runs on an agent; its runs finish."""
+    """Start no new runs on an agent; its runs finish.
+
+    Example: zerolab agent drain gpu-box
+    """
     _close(agent, None, drain=not preempt, as_json=as_json)
 
 
 def enable(agent: WhichAgent, slot: OfSlots = None, as_json: AsJson = False) -> None:
-    """Use an agent, or some of its slots, again."""
+    """Use an agent, or some of its slots, again.
+
+    Example: zerolab agent enable gpu-box
+    """
     with connect() as client:
         resource = client.agent_action(_id_of(client, agent), "enable", slots=slot or None)
     _print_state(resource, as_json=as_json)
@@ -96,6 +104,8 @@ def delete(agent: WhichAgent, as_json: AsJson = False) -> None:
     """Delete an agent that has disconnected.
 
     The history of its runs is kept.
+
+    Example: zerolab agent delete gpu-box
     """
     with connect() as client:
         agent_id = _id_of(client, agent)

@@ -77,7 +77,8 @@ def download_artifacts(
     name: Name = None,
     step: Step = None,
     directory: Annotated[
-        Path, typer.Option("--directory", help="Target directory; created if missing.")
+        Path,
+        typer.Option("--directory", metavar="DIR", help="Target directory; created if missing."),
     ] = Path(),
     as_json: AsJson = False,
 ) -> None:

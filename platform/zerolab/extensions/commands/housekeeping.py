@@ -25,7 +25,7 @@ __all__ = [
 @_ORGANIZE
 def change_experiment(
     experiment_id: ExperimentId,
-    name: Annotated[str | None, typer.Option(help="New name.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="New name.")] = None,
     description: Annotated[str | None, typer.Option(help="New description.")] = None,
     notes: Annotated[str | None, typer.Option(help="New notes.")] = None,
     label: Annotated[
@@ -51,7 +51,10 @@ def change_experiment(
 
 @_ORGANIZE
 def archive_experiment(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
-    """Hide an ended experiment from lists; its data is kept."""
+    """Hide an ended experiment from lists; its data is kept.
+
+    Example: zerolab experiment archive 7
+    """
     with connect() as client:
         changed = client.experiment_action(experiment_id, "archive")
     print_done(changed, f"experiment {experiment_id} is archived", as_json=as_json)
@@ -59,7 +62,10 @@ def archive_experiment(experiment_id: ExperimentId, as_json: AsJson = False) -> 
 
 @_ORGANIZE
 def unarchive_experiment(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
-    """Show an archived experiment in lists again."""
+    """Show an archived experiment in lists again.
+
+    Example: zerolab experiment unarchive 7
+    """
     with connect() as client:
         changed = client.experiment_action(experiment_id, "unarchive")
     print_done(changed, f"experiment {experiment_id} is no longer archived", as_json=as_json)
@@ -72,6 +78,8 @@ def delete_experiment(
     """Delete an experiment with its metrics, logs and checkpoints.
 
     The experiment must have ended.
+
+    Example: zerolab experiment delete 7
     """
     _confirm_deletion(f"experiment {experiment_id}", yes)
     with connect() as client:
@@ -82,7 +90,10 @@ def delete_experiment(
 
 @_ORGANIZE
 def archive_trial(trial_id: TrialId, as_json: AsJson = False) -> None:
-    """Hide an ended trial from lists; its data is kept."""
+    """Hide an ended trial from lists; its data is kept.
+
+    Example: zerolab trial archive 3
+    """
     with connect() as client:
         changed = client.trial_action(trial_id, "archive")
     print_done(changed, f"trial {trial_id} is archived", as_json=as_json)
@@ -90,7 +101,10 @@ def archive_trial(trial_id: TrialId, as_json: AsJson = False) -> None:
 
 @_ORGANIZE
 def unarchive_trial(trial_id: TrialId, as_json: AsJson = False) -> None:
-    """Show an archived trial in lists again."""
+    """Show an archived trial in lists again.
+
+    Example: zerolab trial unarchive 3
+    """
     with connect() as client:
         changed = client.trial_action(trial_id, "unarchive")
     print_done(changed, f"trial {trial_id} is no longer archived", as_json=as_json)
@@ -101,6 +115,8 @@ def delete_trial(trial_id: TrialId, yes: Yes = False, as_json: AsJson = False) -
     """Delete a trial with its metrics, logs and checkpoints.
 
     The experiment must have ended.
+
+    Example: zerolab trial delete 3
     """
     _confirm_deletion(f"trial {trial_id}", yes)
     with connect() as client:

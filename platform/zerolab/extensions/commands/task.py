@@ -283,7 +283,8 @@ def count_slots(slots: int | None, workers: str) -> tuple[int, int]:
 def list_tasks(
     state: OfState = None,
     name: Annotated[
-        str | None, typer.Option(help="List only tasks whose name contains this text.")
+        str | None,
+        typer.Option(metavar="NAME", help="List only tasks whose name contains this text."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number to list.")] = None,
     as_json: AsJson = False,

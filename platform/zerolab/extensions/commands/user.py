@@ -226,7 +226,9 @@ def create_token(
             help="Validity: a number with m (minutes), h, d or w. Default: no end.",
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="Purpose of the token, such as a machine.")] = "",
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="Purpose of the token, such as a machine.")
+    ] = "",
     user: Owner = None,
     as_json: AsJson = False,
 ) -> None:

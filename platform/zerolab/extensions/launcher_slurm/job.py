@@ -135,4 +135,4 @@ def cancel(job: str) -> None:
 def _cancel(arguments: Sequence[str]) -> None:
     done = subprocess.run(["scancel", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
-        logger.info("scancel %s: %s", " ".join(arguments), done.stderr.strip())
+        logger.info("`scancel %s` failed: %s", " ".join(arguments), done.stderr.strip())

@@ -42,7 +42,7 @@ def retried(attempt: Callable[[], T]) -> T:
         except StorageRefusedError:
             raise
         except StorageError as error:
-            logger.warning("%s; again in %g s", error, pause_s)
+            logger.warning("%s; retrying in %g s", error, pause_s)
             time.sleep(pause_s)
     return attempt()
 

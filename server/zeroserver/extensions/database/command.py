@@ -53,6 +53,8 @@ def restore(
 
     Stop the server first: `zerolab down`. The command backs up the current database before it
     replaces it.
+
+    Example: zerolab db restore ~/.zerolab/backups/zerolab-20261127-013000
     """
     _run(database, "restore", str(directory))
 
@@ -62,6 +64,8 @@ def check(database: _Database = "") -> None:
     """Check the database, and print its problems.
 
     The server may run. Exit code 1 if there are problems.
+
+    Example: zerolab db check
     """
     _run(database, "check")
 

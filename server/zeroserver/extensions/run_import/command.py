@@ -41,7 +41,7 @@ def import_runs(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Import runs of other trackers, or without a server, and print the ids.
+    """Import runs of other trackers, and print their ids.
 
     Each run becomes an experiment with its metrics, steps, times, hyperparameters and tags. A run
     that was imported before is skipped. Sources are event directories of TensorBoard, offline runs

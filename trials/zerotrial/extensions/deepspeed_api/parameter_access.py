@@ -104,9 +104,8 @@ def _have_shards_saved(
 def _warn_of_shards() -> None:
     if not dist.is_initialized() or dist.get_rank() == 0:
         logger.warning(
-            "model.state_dict() at stage 3: has the shards of its rank, which are no model when "
-            "saved; for whole weights call engine.save_16bit_model(), or take them within "
-            "deepspeed.zero.GatheredParameters"
+            "model.state_dict() at stage 3 has only the shards of its rank; to save all weights, "
+            "call engine.save_16bit_model(), or read them within deepspeed.zero.GatheredParameters"
         )
 
 

@@ -225,8 +225,8 @@ class CollectiveWatchdog(CallRecord):
             f"rank {rank} {answers.get(rank, 'does not answer')}" for rank in missing[:8]
         )
         logger.warning(
-            "%s(): rank %d has waited %.0f s for %s, which %s not come: %s. Every rank must call "
-            "%s(); calls under `if rank == 0` block forever",
+            "%s(): rank %d has waited %.0f s for %s, which %s not called it: %s. Every rank must "
+            "call %s(); calls under `if rank == 0` block forever",
             status.name,
             self._rank,
             waited,
