@@ -214,7 +214,7 @@ def warn_of_unread(spec: RunSpec) -> None:
     """
     names = searched_names(spec.config.get("hyperparameters"))
     searched = [path for path in names if _exists(spec.hparams, path)]
-    if not spec.trial_id or not searched:
+    if not spec.trial_id or not searched or _gets_overrides(spec):
         return
     _read.update(name for name, index in _forked.items() if _flags[0][index])
     unread = [path for path in searched if not _is_read(path)]
@@ -229,6 +229,14 @@ def warn_of_unread(spec: RunSpec) -> None:
         "get_hparams(), or remove them from the search",
         ", ".join(map(repr, unread)),
     )
+
+
+def _gets_overrides(spec: RunSpec) -> bool:
+    """Return whether the command gets all hyperparameters as arguments."""
+    from zerolab.contract.spec import Command
+    from zerolab.extensions.hydra_overrides import PLACEHOLDER
+
+    return isinstance(spec.entrypoint, Command) and PLACEHOLDER in spec.entrypoint.words
 
 
 def _exists(hparams: Any, path: str) -> bool:

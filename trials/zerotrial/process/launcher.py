@@ -117,6 +117,9 @@ def run_launcher(spec_file: Path, sigterm: DeferredSigterm) -> int:
     """
     try:
         outcome = _launch(spec_file, sigterm)
+    except ConfigError as error:  # no restart can help
+        logger.error("%s", error)  # noqa: TRY400 - the traceback is of no interest
+        outcome = Outcome(EXIT_USER_ERROR, "; ".join(error.problems))
     except Exception as error:
         logger.exception("the ranks could not be run")
         outcome = Outcome(1, f"the launcher failed: {type(error).__name__}: {error}")
@@ -222,4 +225,6 @@ def _rank_command(spec: RunSpec) -> list[str] | None:
         options.append(f"--local-rank-at={target.local_rank_at}")
     ranks = str(RunFolder(Path(spec.run_dir)).ranks)
     first = [sys.executable, "-P", "-m", "zerolab.launcher.rank", parent, ranks]
-    return [*first, *options, "--", *target.words]
+    expander = PARTS.find("hydra_overrides")
+    words = expander.expand(target.words, spec.hparams) if expander else target.words
+    return [*first, *options, "--", *words]
