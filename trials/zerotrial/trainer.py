@@ -138,7 +138,7 @@ class Trainer:
     """
 
     def __init__(self, trial: ZeroTrial, context: ZeroTrialContext) -> None:
-        check_trial_class(type(trial))
+        check_trial_class(type(trial), is_built=True)
         self._trial = trial
         self._context = context
 

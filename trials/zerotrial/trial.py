@@ -225,8 +225,12 @@ _OPTIONAL = (
 )  # fmt: skip
 
 
-def check_trial_class(trial_class: type[ZeroTrial]) -> None:
+def check_trial_class(trial_class: type[ZeroTrial], *, is_built: bool = False) -> None:
     """Check the methods of a trial class; warn about names that look misspelled.
+
+    Args:
+        trial_class: The class.
+        is_built: Whether the trial exists: its ``__init__`` may then have other parameters.
 
     Raises:
         TrialError: If it lacks a method, or declares one that the loop cannot call.
@@ -240,7 +244,8 @@ def check_trial_class(trial_class: type[ZeroTrial]) -> None:
     problems += [
         f"{name}.{method}: must be {method}({', '.join(('self', *parameters))}), got {declared}"
         for method, parameters in _PARAMETERS.items()
-        if (declared := _wrong_signature(trial_class, method, len(parameters)))
+        if not (is_built and method == "__init__")
+        and (declared := _wrong_signature(trial_class, method, len(parameters)))
     ]
     if problems:
         raise TrialError("\n".join(problems))

@@ -2,6 +2,7 @@
 
 __all__ = [
     "ENV_AS_DEEPSPEED",
+    "ENV_AS_DETERMINED",
     "ENV_COLLECTIVE_TIMEOUT",
     "ENV_DATABASE",
     "ENV_HOME",
@@ -40,6 +41,8 @@ Platforms for deep learning set it for their jobs."""
 ENV_STAGED = "ZEROLAB_STAGED_DATA"
 """Directory of the data staged on this machine; unset if none was staged."""
 
+ENV_AS_DETERMINED = "ZEROLAB_AS_DETERMINED"
+"""1: the ranks of a run import Zerolab's replacement of determined."""
 ENV_AS_DEEPSPEED = "ZEROLAB_AS_DEEPSPEED"
 """1: ``import deepspeed`` imports this engine if DeepSpeed is not installed; ``force``: always."""
 

@@ -13,6 +13,7 @@ import msgspec
 
 from zerolab.contract.environment import (
     ENV_AS_DEEPSPEED,
+    ENV_AS_DETERMINED,
     ENV_COLLECTIVE_TIMEOUT,
     ENV_DATABASE,
     ENV_HOME,
@@ -28,6 +29,7 @@ from zerolab.contract.storage import StorageAddress
 
 __all__ = [
     "ENV_AS_DEEPSPEED",
+    "ENV_AS_DETERMINED",
     "ENV_COLLECTIVE_TIMEOUT",
     "ENV_DATABASE",
     "ENV_HOME",

@@ -16,6 +16,7 @@ from zerolab.contract.outcome import DELIBERATE_EXITS, Outcome, read_reason, wri
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import (
     ENV_AS_DEEPSPEED,
+    ENV_AS_DETERMINED,
     ENV_HOSTS,
     ENV_RUN_SPEC,
     ENV_SCRIPT,
@@ -145,7 +146,7 @@ def _launch(spec_file: Path, sigterm: DeferredSigterm) -> Outcome:
     if not (isinstance(spec.entrypoint, Command) and spec.entrypoint.plain):
         os.environ[ENV_HOSTS] = ",".join(spec.host_names) or socket.gethostname()
     os.environ.update(spec.variables.get(kind, {}))
-    _replace_deepspeed()
+    _replace_modules()
     os.chdir(spec.model_dir)
     try:
         sigterm.release()
@@ -158,17 +159,18 @@ def _launch(spec_file: Path, sigterm: DeferredSigterm) -> Outcome:
         return Outcome(code, message, was_stopped=True)
 
 
-def _replace_deepspeed() -> None:
-    """Make ``import deepspeed`` find the extension's replacement, if the run asks for it.
+def _replace_modules() -> None:
+    """Make ``import deepspeed`` or ``determined`` find replacements, if the run asks for it.
 
     Raises:
         ConfigError: If the extension is not installed.
     """
-    if os.environ.get(ENV_AS_DEEPSPEED, "0") in {"", "0"}:
-        return
-    if problem := REPLACEMENTS.problem("deepspeed"):
-        raise ConfigError("environment.deepspeed", [problem])
-    REPLACEMENTS["deepspeed"]()
+    for name, variable in (("deepspeed", ENV_AS_DEEPSPEED), ("determined", ENV_AS_DETERMINED)):
+        if os.environ.get(variable, "0") in {"", "0"}:
+            continue
+        if problem := REPLACEMENTS.problem(name):
+            raise ConfigError(f"environment.{name}", [problem])
+        REPLACEMENTS[name]()
 
 
 def _staged(spec: RunSpec, spec_file: Path) -> AbstractContextManager[Outcome | None]:

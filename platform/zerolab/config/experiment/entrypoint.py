@@ -6,7 +6,7 @@ import shlex
 from zerolab.contract.secret_text import mask_assignments
 from zerolab.contract.spec import Command, TrialClass
 
-__all__ = ["parse_entrypoint"]
+__all__ = ["determined_launcher_problem", "parse_entrypoint"]
 
 _NAME = r"[A-Za-z_]\w*"
 _CLASS = re.compile(rf"({_NAME}(?:\.{_NAME})*):({_NAME})")
@@ -34,7 +34,6 @@ def parse_entrypoint(value: object) -> TrialClass | Command:
             raise ValueError(f"must be a command that can be split, got {error}") from None
         if len(arguments) == 1:
             return _single_word(arguments[0], value)
-    _refuse_determined(arguments, value)
     return Command(tuple(arguments))
 
 
@@ -51,12 +50,13 @@ def _single_word(word: str, value: object) -> TrialClass | Command:
     return Command((word,))
 
 
-def _refuse_determined(arguments: list[str], value: object) -> None:
-    """Reject Determined's launchers, with the replacement."""
-    flat = " ".join(arguments).split()
+def determined_launcher_problem(value: object) -> str | None:
+    """Return the problem of an entrypoint with Determined's launcher; None without one."""
+    items = value if isinstance(value, list | tuple) else [value]
+    flat = " ".join(map(str, items)).split()
     index = next((i for i, word in enumerate(flat) if word.startswith("determined.launch")), None)
     if index is None:
-        return
+        return None
     classes = (word for word in flat if _CLASS.fullmatch(word))
     script = next((i for i in range(index + 1, len(flat)) if flat[i].endswith(".py")), None)
     replacement = next(classes, None)
@@ -66,4 +66,4 @@ def _refuse_determined(arguments: list[str], value: object) -> None:
         replacement = " ".join([runner, *flat[script:]])
     text = "ranks are started without Determined's launchers"
     shown = mask_assignments(f"write {replacement or 'module:Class'}, got {value!r}")
-    raise ValueError(f"{text}; {shown}")
+    return f"{text}; {shown}"

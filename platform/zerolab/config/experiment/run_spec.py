@@ -7,6 +7,7 @@ from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.experiment.resources import fewer_slots
 from zerolab.contract.spec import (
     ENV_AS_DEEPSPEED,
+    ENV_AS_DETERMINED,
     FitSpec,
     HostSlots,
     LengthSpec,
@@ -75,7 +76,11 @@ def variables_of(config: ExperimentConfig) -> dict[str, dict[str, str]]:
     """
     variables = config.environment.environment_variables
     lines = {"cpu": variables.cpu, "cuda": variables.cuda}
-    always = {} if config.environment.deepspeed is None else {ENV_AS_DEEPSPEED: "1"}
+    replaced = {
+        ENV_AS_DEEPSPEED: config.environment.deepspeed,
+        ENV_AS_DETERMINED: config.environment.determined,
+    }
+    always = {name: "1" for name, setting in replaced.items() if setting is not None}
     return {
         kind: always | dict(line.split("=", 1) for line in assignments)
         for kind, assignments in lines.items()

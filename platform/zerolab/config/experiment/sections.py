@@ -105,6 +105,9 @@ class EnvironmentConfig(Section):
     deepspeed: Literal["zerolab"] | None = None
     """``zerolab``: scripts that import deepspeed, also through Hugging Face, get this engine."""
 
+    determined: Literal["zerolab"] | None = None
+    """``zerolab``: code that imports determined gets Zerolab's replacement of it."""
+
     python: Annotated[str, AfterValidator(_python)] | None = None
     """Another interpreter for the ranks, or the directory of a conda or virtual environment, at the
     same path on every machine, with Zerolab in the same version. By default the agent's

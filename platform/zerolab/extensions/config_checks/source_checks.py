@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from zerolab.config.experiment.entrypoint import determined_launcher_problem
 from zerolab.config.experiment.model_files import FolderFiles, ModelFiles
 from zerolab.config.experiment.resources import ResourcesConfig
-from zerolab.contract.spec import Command, TrialClass
+from zerolab.contract.spec import ENV_AS_DETERMINED, Command, TrialClass
 from zerolab.extensions.config_checks.rank_launchers import (
     launcher_of,
     launcher_problem,
@@ -59,12 +60,15 @@ def problems_of_source(
     """
     problem = parsed_entrypoint and entrypoint_problem(parsed_entrypoint, model, environment)
     problems = [problem] if problem else []
+    if ENV_AS_DETERMINED not in environment:
+        launcher_of_determined = determined_launcher_problem(entrypoint)
+        problems += [launcher_of_determined] if launcher_of_determined else []
     if isinstance(parsed_entrypoint, Command) and resources is not None:
         launcher = launcher_of(parsed_entrypoint)
         conflict = launcher and launcher_problem(launcher, resources)
         problems += [conflict] if conflict else []
     path = _entry_file(entrypoint, model)
-    if path is not None:
+    if path is not None and ENV_AS_DETERMINED not in environment:
         search_path = environment.get("PYTHONPATH", "").split(":")
         problems += scan_script(path, model.read, search_path)
     problems = [f"entrypoint: {problem}" for problem in problems]

@@ -1,0 +1,108 @@
+"""Determined's Core API on :mod:`zerolab.core`."""
+
+import enum
+import os
+from pathlib import Path
+from typing import Any, Self
+
+from zerolab import core
+from zerolab.core.context import Context
+
+__all__ = ["DistributedContext", "PreemptMode", "TensorboardMode", "init"]
+
+
+class PreemptMode(enum.Enum):
+    """Which ranks ask whether to stop; here every rank may ask, in each mode."""
+
+    WorkersAskChief = "WORKERS_ASK_CHIEF"
+    ChiefOnly = "CHIEF_ONLY"
+    WorkersAskMaster = "WORKERS_ASK_MASTER"
+
+
+class TensorboardMode(enum.Enum):
+    """Who uploads files of TensorBoard; nothing is uploaded here."""
+
+    AUTO = "AUTO"
+    MANUAL = "MANUAL"
+
+
+class DistributedContext:
+    """Ranks of a task, for the argument ``distributed``; its values come from torchrun's variables.
+
+    The context of :func:`init` has its own ranks, with the collectives.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        local_rank: int = 0,
+        local_size: int = 1,
+        cross_rank: int = 0,
+        cross_size: int = 1,
+        chief_ip: str | None = None,
+        **options: Any,
+    ) -> None:
+        del chief_ip, options  # ports and time-outs
+        self.rank, self.size = rank, size
+        self.local_rank, self.local_size = local_rank, local_size
+        self.cross_rank, self.cross_size = cross_rank, cross_size
+
+    @classmethod
+    def from_torch_distributed(cls, chief_ip: str | None = None) -> Self:
+        """Read the variables that torchrun and the launcher set."""
+
+        def read(name: str, default: int) -> int:
+            return int(os.environ.get(name, default))
+
+        size, local_size = read("WORLD_SIZE", 1), read("LOCAL_WORLD_SIZE", 1)
+        return cls(
+            rank=read("RANK", 0),
+            size=size,
+            local_rank=read("LOCAL_RANK", 0),
+            local_size=local_size,
+            cross_rank=read("GROUP_RANK", 0),
+            cross_size=max(1, size // local_size),
+            chief_ip=chief_ip,
+        )
+
+    from_deepspeed = from_torch_distributed
+    from_horovod = from_torch_distributed
+
+    def get_rank(self) -> int:
+        """Return the rank."""
+        return self.rank
+
+    def get_size(self) -> int:
+        """Return the number of ranks."""
+        return self.size
+
+    def get_local_rank(self) -> int:
+        """Return the rank on this machine."""
+        return self.local_rank
+
+    def close(self) -> None:
+        """Do nothing; the context of :func:`init` closes its connections."""
+
+
+def init(
+    *,
+    distributed: DistributedContext | None = None,
+    checkpoint_storage: str | dict[str, Any] | None = None,
+    preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
+    tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
+) -> Context:
+    """Return the context of :func:`zerolab.core.init`. **Collective**.
+
+    Args:
+        distributed: Ignored: the ranks come from torchrun's variables.
+        checkpoint_storage: Storage of checkpoints outside an experiment.
+        preempt_mode: Ignored: every rank may call ``should_preempt()``.
+        tensorboard_mode: Ignored.
+    """
+    del distributed, preempt_mode, tensorboard_mode
+    storage = (
+        str(checkpoint_storage) if isinstance(checkpoint_storage, Path) else checkpoint_storage
+    )
+    return core.init(checkpoint_storage=storage)
