@@ -12,14 +12,16 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from zerolab.contract.media import MediaRecord, media_name_problem
 from zerolab.contract.messages import wire_number
 from zerolab.registry import Registry
-from zerolab.reports.media_files import MediaItem
+
+if TYPE_CHECKING:
+    from zerolab.reports.media_files import MediaItem
 
 __all__ = ["SOURCES", "ImportedRun", "run_name"]
 
@@ -90,7 +92,7 @@ class ImportedRun:
         series.times.append(time if 0 <= time < _YEAR_10000 else 0.0)
 
     def add_medium(
-        self, name: str, step: int, items: Sequence[MediaItem], time: float, first: int = 0
+        self, name: str, step: int, items: "Sequence[MediaItem]", time: float, first: int = 0
     ) -> None:
         """Add media of one name and step, whose positions begin with ``first``."""
         if not 0 <= step < _MAX_STEP or media_name_problem(name):

@@ -164,9 +164,7 @@ def test_trial_without_model_is_refused(det: Any) -> None:
 
     with (
         det.pytorch.init() as context,
-        pytest.raises(
-            zerotrial.trial.TrialError, match="must wrap a model with context"
-        ),
+        pytest.raises(zerotrial.trial.TrialError, match="must wrap a model with context"),
     ):
         Empty(context)
 

@@ -7,7 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from zerolab.config.experiment.entrypoint import parse_entrypoint
+from zerolab.config.experiment.entrypoint import (
+    determined_launcher_problem,
+    parse_entrypoint,
+)
 from zerolab.config.experiment.resources import ResourcesConfig, resource_problems
 from zerolab.config.experiment.sections import (
     EnvironmentConfig,
@@ -301,6 +304,9 @@ _OPAQUE = frozenset({"hyperparameters", "data"})
 
 def _checks(config: ExperimentConfig) -> Iterator[str]:
     """Yield violated rules between fields."""
+    launcher_problem = determined_launcher_problem(config.entrypoint)
+    if launcher_problem and config.environment.determined is None:
+        yield f"entrypoint: {launcher_problem}"
     searcher = config.searcher
     searcher_problems = list(searcher.problems(config.hyperparameters))
     yield from searcher_problems

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zerolab.config.experiment.entrypoint import determined_launcher_problem
 from zerolab.config.experiment.model_files import FolderFiles, ModelFiles
 from zerolab.config.experiment.resources import ResourcesConfig
 from zerolab.contract.spec import ENV_AS_DETERMINED, Command, TrialClass
@@ -60,9 +59,6 @@ def problems_of_source(
     """
     problem = parsed_entrypoint and entrypoint_problem(parsed_entrypoint, model, environment)
     problems = [problem] if problem else []
-    if ENV_AS_DETERMINED not in environment:
-        launcher_of_determined = determined_launcher_problem(entrypoint)
-        problems += [launcher_of_determined] if launcher_of_determined else []
     if isinstance(parsed_entrypoint, Command) and resources is not None:
         launcher = launcher_of(parsed_entrypoint)
         conflict = launcher and launcher_problem(launcher, resources)

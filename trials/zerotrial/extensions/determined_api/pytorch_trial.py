@@ -25,11 +25,12 @@ class _Experimental:
 
     def use_amp(self) -> None:
         """Train with automatic mixed precision: fp16 with a scaler on GPUs, bf16 on CPUs."""
-        if torch.cuda.is_available():
-            self._models.autocast_type = torch.float16
-            self._models.scaler = torch.amp.GradScaler("cuda")
-        else:
+        kind = self._models.device.type
+        if kind == "cpu":
             self._models.autocast_type = torch.bfloat16
+        else:
+            self._models.autocast_type = torch.float16
+            self._models.scaler = torch.amp.GradScaler(kind)
 
 
 class PyTorchTrialContext(ZeroTrialContext):

@@ -45,7 +45,7 @@ class TrialModels:
         aggregation_frequency: int,
     ) -> None:
         self._distributed = distributed
-        self._device = device
+        self.device = device
         self.batch_size = batch_size
         self.aggregation_frequency = aggregation_frequency
         self.models: list[torch.nn.Module] = []
@@ -114,7 +114,7 @@ class TrialModels:
         file = Path(directory) / tag / _FILE
         if not file.is_file():
             return None, {}
-        state = torch.load(file, map_location=self._device, weights_only=True)
+        state = torch.load(file, map_location=self.device, weights_only=True)
         for model, content in zip(self.models, state["models"], strict=True):
             _module_of(model).load_state_dict(content)
         if not load_module_only:
@@ -129,7 +129,7 @@ class TrialModels:
 
     def add_model(self, model: torch.nn.Module) -> torch.nn.Module:
         """Move a model to the device; let several ranks average its gradients."""
-        model.to(self._device)
+        model.to(self.device)
         if self._distributed.size > 1 and any(p.requires_grad for p in model.parameters()):
             model = _Parallel(model)
         self.models.append(model)
@@ -155,7 +155,7 @@ class TrialModels:
     def autocast(self) -> Iterator[None]:
         """Run the forward pass in the type of automatic mixed precision, if there is one."""
         enabled = self.autocast_type is not None
-        with torch.autocast(self._device.type, dtype=self.autocast_type, enabled=enabled):
+        with torch.autocast(self.device.type, dtype=self.autocast_type, enabled=enabled):
             yield
 
     def backward(self, loss: torch.Tensor, *args: Any, **options: Any) -> None:
