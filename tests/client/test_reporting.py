@@ -148,6 +148,13 @@ def test_steps_must_be_integer(steps: Any, tmp_path: Path) -> None:
         reporter.report_metrics("training", steps, {})
 
 
+@pytest.mark.parametrize("metrics", [[1.0], [], 0.5, None])
+def test_metrics_must_be_mapping(metrics: Any, tmp_path: Path) -> None:
+    reporter = Reporter(make_spec(tmp_path))
+    with pytest.raises(ConfigError, match="metrics: must be a mapping of names to numbers, got "):
+        reporter.report_metrics("training", 1, metrics)
+
+
 def test_progress_stays_between_0_and_1(tmp_path: Path) -> None:
     spec = make_spec(tmp_path)
     reporter = Reporter(spec)

@@ -195,6 +195,11 @@ def test_fit_argument_errors(tmp_path: Path) -> None:
         fit(max_length=Batch([3]))
     with pytest.raises(ConfigError, match="uuid: must be a checkpoint's uuid, got 'nowhere'"):
         fit(max_length=Batch(1), latest_checkpoint="nowhere")
+    with zerotrial.init(hparams={}) as context:
+        with pytest.raises(ConfigError, match=r"; write Trainer\(LineTrial\(context\), context\)"):
+            Trainer(LineTrial, context)
+        with pytest.raises(ConfigError, match="trial: must be an instance of a ZeroTrial, got 3"):
+            Trainer(3, context)
     with pytest.raises(NotFoundError, match="not found in"):
         fit(max_length=Batch(1), latest_checkpoint="00000000-0000-0000-0000-000000000000")
     assert fit(max_length=Batch(1), latest_checkpoint="latest")[0] == StopReason.FINISHED

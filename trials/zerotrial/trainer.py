@@ -138,6 +138,11 @@ class Trainer:
     """
 
     def __init__(self, trial: ZeroTrial, context: ZeroTrialContext) -> None:
+        if isinstance(trial, type) or not hasattr(trial, "train_batch"):
+            problem = f"trial: must be an instance of a ZeroTrial, got {trial!r}"
+            if isinstance(trial, type):
+                problem += f"; write Trainer({trial.__name__}(context), context)"
+            raise ConfigError("Trainer()", [problem])
         check_trial_class(type(trial), is_built=True)
         self._trial = trial
         self._context = context

@@ -135,8 +135,12 @@ class Reporter:
             metrics: Name to value.
 
         Raises:
-            ConfigError: If ``steps_completed`` is not a whole number of at least 0.
+            ConfigError: If ``steps_completed`` is not a whole number of at least 0, or ``metrics``
+                is not a mapping.
         """
+        if not isinstance(metrics, Mapping):
+            problem = f"metrics: must be a mapping of names to numbers, got {metrics!r}"
+            raise ConfigError("report", [problem[:200]])
         valid_names = self._valid_names
         if group not in valid_names and not self._check_name(group, "metric group"):
             return
