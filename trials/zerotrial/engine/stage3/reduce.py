@@ -379,7 +379,11 @@ def install_collectives(
     for unit, parameters in owners:
         shared = None
         if comm.size == 1:
-            parameters.copy_to_gather()
+            shards = [member.shard_as_full for member in parameters.members]
+            if apart or any(shard is None for shard in shards):
+                parameters.copy_to_gather()
+            else:
+                parameters.read_in_place([shard for shard in shards if shard is not None])
         elif not apart and publish is not None:
             shared = publish(parameters, reductions.advance)
         if shared is not None:
