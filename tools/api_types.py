@@ -22,6 +22,7 @@ from zeroserver.extensions.custom_search import router as custom_search
 from zeroserver.extensions.media import resources as media
 from zeroserver.extensions.model_registry import resources as models
 from zeroserver.extensions.notifications import resources as notifications
+from zeroserver.extensions.projects import resources as projects
 from zeroserver.extensions.queue import resources as queue
 from zeroserver.extensions.search_preview import router as search_preview
 from zeroserver.extensions.search_view import resources as search_view
@@ -41,7 +42,7 @@ RESOURCES = tuple(
     value
     for module in (
         resources, models, queue, analysis, custom_search, search_preview, search_view, removal,
-        submitted_files, users, media, notifications,
+        submitted_files, users, media, notifications, projects,
     )
     for value in map(vars(module).get, module.__all__)
     if isinstance(value, type) and issubclass(value, Resource)
@@ -60,6 +61,7 @@ TOLD = (
     removal.RemovedCheckpoint,
     models.Model,
     models.ModelVersion,
+    projects.Project,
     media.Media,
     media.MediaName,
     notifications.Channel,

@@ -202,6 +202,7 @@ def prepare(services: Services) -> None:
         migrate(database, services.orchestrator.home)
         with database.read() as connection:
             services.orchestrator.users.load(connection)
+            services.orchestrator.projects.load(connection)
         database.start()
         database.write_now(database.lock.sign)
         database.write_now(

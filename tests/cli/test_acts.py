@@ -155,7 +155,7 @@ def test_queue_order_and_quotas(owner: Server, zerolab: Zerolab) -> None:
     for group in ("label:acts", "pool:default"):
         assert group in zerolab("quota", "delete", group)
     assert json.loads(zerolab("quota", "list", "--json")) == []
-    assert "must be pool:NAME, label:NAME or user:NAME" in zerolab(
+    assert "must be pool:NAME, label:NAME, user:NAME or project:NAME" in zerolab(
         "quota", "set", "acts", 3, expect=2
     )
     assert "user: must be one of admin, got 'ann'" in zerolab(
@@ -207,3 +207,24 @@ def test_progress_omits_trial_paused_within_search(owner: Server, zerolab: Zerol
         assert [(shown.state, shown.remaining_s) for shown in poller.poll()[1]] == [
             ("PAUSED", None)
         ]
+
+
+def test_projects(owner: Server, zerolab: Zerolab) -> None:
+    number = owner.submit(hyperparameters=SPACE, searcher=SEARCH, activate=False)["id"]
+    assert zerolab("project", "create", "vision", "--description", "Images") == "vision"
+    message = zerolab("project", "move", number, "vision")
+    assert message == f"experiment {number} belongs to project vision"
+    listed = zerolab("experiment", "list", "--project", "vision")
+    assert listed.split()[:4] == ["id", "name", "project", "state"]
+    assert "default" not in listed
+    assert json.loads(zerolab("project", "describe", "vision", "--json"))["experiments"] == 1
+    assert "updated notes" in zerolab("project", "change", "vision", "--notes", "baselines")
+    assert "baselines" in zerolab("project", "describe", "vision")
+    assert "--description, --notes" in zerolab("project", "change", "vision", expect=2)
+    assert zerolab("project", "archive", "vision") == "project vision is archived"
+    assert "vision" not in zerolab("project", "list")
+    assert "vision" in zerolab("project", "list", "--archived")
+    refused = zerolab("experiment", "fork", number, expect=2)
+    assert "`zerolab project unarchive vision`" in refused
+    assert "no longer archived" in zerolab("project", "unarchive", "vision")
+    assert "cannot be archived" in zerolab("project", "archive", "default", expect=2)

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ExperimentId",
+    "InProject",
     "OfState",
     "TrialId",
     "complete_from",
     "complete_from_server",
+    "complete_project",
     "completed_id",
     "connect",
     "find_server_url",
@@ -117,6 +119,22 @@ def _trial_ids(client: "Client", _context: typer.Context) -> Iterable[tuple[obje
         for trial in client.trials(experiment["id"], limit=_COMPLETED):
             yield trial["id"], f"experiment {experiment['id']} ({trial['state']})"
 
+
+def _project_names(client: "Client", _context: typer.Context) -> Iterable[tuple[object, str]]:
+    yield from ((project["name"], project["description"]) for project in client.projects())
+
+
+complete_project = complete_from_server(_project_names)
+
+InProject = Annotated[
+    str | None,
+    typer.Option(
+        "--project",
+        metavar="NAME",
+        help="Name of the project. Default: that of the experiment file, else `default`.",
+        autocompletion=complete_project,
+    ),
+]
 
 _COMPLETED = 100
 """Maximum number of resources that the shell offers."""

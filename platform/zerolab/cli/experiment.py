@@ -6,7 +6,14 @@ from typing import Annotated, Any
 import typer
 
 from zerolab.cli.config_overrides import ChangesFile, Paused, Values, read_changes
-from zerolab.cli.connection import ExperimentId, OfState, complete_from, id_argument, id_option
+from zerolab.cli.connection import (
+    ExperimentId,
+    OfState,
+    complete_from,
+    complete_project,
+    id_argument,
+    id_option,
+)
 from zerolab.cli.groups import command_group
 from zerolab.cli.log_stream import AsJsonLines, Follow, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
@@ -64,6 +71,14 @@ def list_experiments(
         str | None,
         typer.Option(metavar="NAME", help="List only experiments of this user."),
     ] = None,
+    project: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="List only experiments of this project.",
+            autocompletion=complete_project,
+        ),
+    ] = None,
     sort: Annotated[
         str | None,
         typer.Option(
@@ -85,8 +100,9 @@ def list_experiments(
     with connect() as client:
         shown = None if archived else False
         experiments = client.experiments(
-            state=state, name=name, user=user, sort=sort, limit=limit, archived=shown
-        )
+            state=state, name=name, user=user, project=project, sort=sort, limit=limit,
+            archived=shown,
+        )  # fmt: skip
     if as_json:
         print_json(experiments)
         return
@@ -119,12 +135,12 @@ def ps(
 
 
 def _print_experiments(experiments: Sequence[dict[str, Any]]) -> None:
-    shared = any(experiment.get("owner") for experiment in experiments)
+    extra = [key for key in ("owner", "project") if any(item.get(key) for item in experiments)]
     rows = [
         (
             experiment["id"],
             experiment["name"],
-            *([experiment["owner"]] if shared else []),
+            *(experiment[key] for key in extra),
             _short_state(experiment),
             f"{100 * (experiment['progress'] or 0):.0f} %",
             experiment["num_trials"],
@@ -135,7 +151,7 @@ def _print_experiments(experiments: Sequence[dict[str, Any]]) -> None:
         for experiment in experiments
     ]
     columns = ["id", "name", "state", "done", "trials", "best", "metric", "age"]
-    columns[2:2] = ["owner"] if shared else []
+    columns[2:2] = extra
     print_table(columns, rows, shortened={"name", "metric"})
     for line in [
         *waiting_lines("experiment", experiments),
@@ -172,6 +188,7 @@ def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
         {
             "experiment": f"{experiment['id']}: {experiment['name']}",
             "owner": experiment.get("owner"),
+            "project": experiment.get("project"),
             "description": experiment["description"],
             "labels": ", ".join(experiment["labels"]),
             "notes": experiment["notes"],

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from zerolab.cli.config_overrides import Values, read_changes
+from zerolab.cli.connection import InProject
 from zerolab.cli.output import AsJson, print_json, print_message, print_warnings, result
 
 __all__ = ["Config", "ModelDir", "Test", "print_waiting_reason", "read_submission", "submit"]
@@ -30,6 +31,7 @@ def submit(
     config: Config,
     model_dir: ModelDir = None,
     values: Values = None,
+    project: InProject = None,
     test: Test = False,
     paused: Annotated[
         bool,
@@ -44,7 +46,7 @@ def submit(
     """
     from zerolab.cli.connection import connect
 
-    content, archive = read_submission(config, model_dir, values)
+    content, archive = read_submission(config, model_dir, values, project)
     with connect() as client:
         experiment = client.create_experiment(content, archive, activate=not paused, test=test)
     if as_json:
@@ -63,7 +65,7 @@ def print_waiting_reason(experiment: dict[str, Any]) -> None:
 
 
 def read_submission(
-    config: Path, model_dir: Path | None, values: list[str] | None
+    config: Path, model_dir: Path | None, values: list[str] | None, project: str | None = None
 ) -> tuple[dict[str, Any], bytes]:
     """Read and check an experiment and pack its model, before anything is started.
 
@@ -71,6 +73,7 @@ def read_submission(
         config: The experiment file or its folder.
         model_dir: The model directory, if it is not the folder of the file.
         values: ``KEY=VALUE`` overrides of the file.
+        project: Project that overrides the file's.
 
     Raises:
         ConfigError: With every problem of the experiment file and its engine file.
@@ -84,6 +87,8 @@ def read_submission(
     config = experiment_file(config)
     changes = read_changes(None, values, paused=False)["config"]
     content = merge(read_yaml(config), changes)
+    if project is not None:
+        content["project"] = project
     directory = model_dir or config.absolute().parent
     check_experiment(content, FolderFiles(directory), str(config))
     return content, pack(directory)

@@ -16,6 +16,7 @@ from zerolab.client.objects import (
     Experiment,
     Model,
     ObjectList,
+    Project,
     Run,
     Trial,
 )
@@ -262,8 +263,8 @@ class Client(Transport):
         """List the quotas with the slots in use.
 
         Returns:
-            One dict per quota: ``group`` (``pool:NAME``, ``label:NAME`` or ``user:NAME``),
-            ``max_slots`` and ``held_slots``.
+            One dict per quota: ``group`` (``pool:NAME``, ``label:NAME``, ``user:NAME`` or
+            ``project:NAME``), ``max_slots`` and ``held_slots``.
 
         Example:
             >>> client = zerolab.Client()
@@ -273,11 +274,11 @@ class Client(Transport):
         return self._unpaged_list("/quotas", "quotas")
 
     def put_quota(self, kind: str, name: str, max_slots: int) -> Json:
-        """Limit the slots of all jobs of a pool or label.
+        """Limit the slots of a pool, label, user or project.
 
         Args:
-            kind: ``pool`` or ``label``.
-            name: Name of the pool, or the label.
+            kind: ``pool``, ``label``, ``user`` or ``project``.
+            name: Name of the pool, user or project, or the label.
             max_slots: Maximum number of slots that these jobs hold together.
 
         Returns:
@@ -295,11 +296,11 @@ class Client(Transport):
         return resource(response.json(), "quota")
 
     def delete_quota(self, kind: str, name: str) -> None:
-        """Remove the quota of a pool or label.
+        """Remove the quota of a pool, label, user or project.
 
         Args:
-            kind: ``pool`` or ``label``.
-            name: Name of the pool, or the label.
+            kind: ``pool``, ``label``, ``user`` or ``project``.
+            name: Name of the pool, user or project, or the label.
 
         Raises:
             NotFoundError: If there is no such quota.
@@ -426,8 +427,89 @@ class Client(Transport):
         messages: list[Json] = self.get("/notifications", limit=limit, **given)["notifications"]
         return messages
 
-    def models(self) -> ObjectList[Model]:
+    def projects(self) -> ObjectList[Project]:
+        """List the projects of the installation.
+
+        Returns:
+            One dict per project, as in :meth:`project`, sorted by name.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.projects()[0].name
+            'default'
+        """
+        items = self._unpaged_list("/projects", "projects")
+        return ObjectList(Project(self, item) for item in items)
+
+    def project(self, name: str) -> Project:
+        """Read one project by its name.
+
+        Args:
+            name: Name of the project.
+
+        Returns:
+            ``name``, ``description``, ``notes``, ``owner``, ``archived``, ``experiments``,
+            ``unfinished`` and ``models`` (numbers), ``last_experiment_at`` and ``created_at``.
+
+        Raises:
+            NotFoundError: If it does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.project("default").archived
+            False
+        """
+        return Project(self, resource(self.get(_path("projects", name)), "project"))
+
+    def create_project(self, name: str, description: str = "") -> Project:
+        """Create a project for experiments and models.
+
+        Args:
+            name: 1 to 64 letters, digits, ``.``, ``_`` or ``-``.
+            description: Description for readers.
+
+        Returns:
+            The project, as in :meth:`project`.
+
+        Raises:
+            ConflictError: If the name exists.
+            ConfigError: If the name is invalid.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.create_project("speech", "Speech recognition")
+            Project('speech', experiments=0)
+        """
+        response = self.post("/projects", {"name": name, "description": description})
+        return Project(self, resource(response, "project"))
+
+    def patch_project(self, name: str, **changes: Any) -> Project:
+        """Change a project's description or notes, or archive or unarchive it.
+
+        Args:
+            name: Name of the project.
+            changes: ``description``, ``notes`` (str), ``archived`` (bool).
+
+        Returns:
+            The project, as in :meth:`project`.
+
+        Raises:
+            NotFoundError: If it does not exist.
+            ConflictError: If the project ``default`` is to be archived.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.patch_project("default", notes="no project of its own").notes
+            'no project of its own'
+        """
+        response = self._send("PATCH", _path("projects", name), json=changes).json()
+        return Project(self, resource(response, "project"))
+
+    def models(self, project: str | None = None) -> ObjectList[Model]:
         """List the models of the registry, with their versions.
+
+        Args:
+            project: Only of this project.
 
         Returns:
             One dict per model, as in :meth:`model`.
@@ -437,7 +519,8 @@ class Client(Transport):
             >>> client.models()
             []
         """
-        return ObjectList(Model(self, item) for item in self._unpaged_list("/models", "models"))
+        items = self._unpaged_list("/models", "models", project=project)
+        return ObjectList(Model(self, item) for item in items)
 
     def model(self, name: str) -> Model:
         """Read one model of the registry.
@@ -461,12 +544,13 @@ class Client(Transport):
         """
         return Model(self, resource(self.get(_path("models", name)), "model"))
 
-    def create_model(self, name: str, description: str = "") -> Model:
+    def create_model(self, name: str, description: str = "", project: str | None = None) -> Model:
         """Add a model without versions to the registry.
 
         Args:
             name: Name of the model.
             description: Description for readers.
+            project: Its project; None for ``default``.
 
         Returns:
             The model, as in :meth:`model`.
@@ -480,7 +564,8 @@ class Client(Transport):
             >>> client.create_model("digits", "Reads handwritten digits")["name"]
             'digits'
         """
-        response = self.post("/models", {"name": name, "description": description})
+        body = {"name": name, "description": description, "project": project}
+        response = self.post("/models", body)
         return Model(self, resource(response, "model"))
 
     def register_version(self, name: str, checkpoint: str, notes: str = "") -> Model:
@@ -997,8 +1082,8 @@ class Client(Transport):
 
         Args:
             filters: ``state``, ``name`` (a part of it), ``label``, ``user`` (the owner),
-                ``archived`` (bool), ``sort`` (a field, with ``-`` before it for descending order),
-                ``limit`` (one page of that size).
+                ``project`` (its name), ``archived`` (bool), ``sort`` (a field, with ``-`` before it
+                for descending order), ``limit`` (one page of that size).
 
         Returns:
             One dict per experiment, as in :meth:`experiment`.
@@ -1039,12 +1124,12 @@ class Client(Transport):
         return Experiment(self, resource(response, "experiment"))
 
     def patch_experiment(self, experiment_id: int, **changes: Any) -> Experiment:
-        """Change an experiment's name, description, labels or notes.
+        """Change an experiment's name, description, labels, notes or project.
 
         Args:
             experiment_id: Id of the experiment.
             changes: ``name``, ``description``, ``notes`` (str), ``labels`` (list of str),
-                ``archived`` (bool).
+                ``archived`` (bool), ``project`` (name of an existing project).
 
         Returns:
             The experiment, as in :meth:`experiment`.
@@ -1737,17 +1822,19 @@ class Client(Transport):
         with self._stream(PREFIX + path, headers=headers, endless=True) as response:
             yield from parse_events(response.iter_lines())
 
-    def import_metrics(self, content: bytes) -> Experiment:
+    def import_metrics(self, content: bytes, project: str | None = None) -> Experiment:
         """Import the metrics file of a run without a server.
 
         Args:
             content: Content of ``metrics.jsonl``.
+            project: Name of its project; None for that of its configuration, or ``default``.
 
         Returns:
             The experiment with these metrics, as in :meth:`experiment`.
 
         Raises:
-            ConfigError: If the content is not a metrics file.
+            ConfigError: If the content is not a metrics file, or there is no such project.
+            ConflictError: If the project is archived.
 
         Example:
             >>> from pathlib import Path
@@ -1758,7 +1845,13 @@ class Client(Transport):
             0.5
         """
         headers = {"Content-Type": "application/x-ndjson"}
-        response = self._send("POST", "/import", content=content, headers=headers)
+        response = self._send(
+            "POST",
+            "/import",
+            params=drop_none({"project": project}),
+            content=content,
+            headers=headers,
+        )
         return Experiment(self, resource(response.json(), "experiment"))
 
     def import_medium(self, experiment_id: int, digest: str, content: bytes) -> None:

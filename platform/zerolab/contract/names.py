@@ -5,11 +5,13 @@ from collections.abc import Mapping
 
 __all__ = [
     "DEFAULT_POOL",
+    "DEFAULT_PROJECT",
     "MAX_CHECKPOINT_FILES",
     "MAX_METRIC_NAME",
     "TASK_LABEL",
     "check_name",
     "check_pool",
+    "check_project",
     "check_text",
     "file_name_problem",
     "metric_name_problem",
@@ -20,6 +22,9 @@ __all__ = [
 
 DEFAULT_POOL = "default"
 """The pool of agents and experiments that name none."""
+
+DEFAULT_PROJECT = "default"
+"""The project of experiments and models that name none."""
 
 TASK_LABEL = "task"
 """Label of experiments that ``zerolab task run`` creates."""
@@ -35,7 +40,7 @@ _MAX_BYTES = 2**53
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Control characters, line separators, and those that reverse the direction of text."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_POOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def check_pool(name: str) -> str:
@@ -44,13 +49,22 @@ def check_pool(name: str) -> str:
     Raises:
         ValueError: If it is invalid.
     """
-    if not _POOL.fullmatch(name):
+    if not _IDENTIFIER.fullmatch(name):
         msg = (
             "must be 1 to 64 letters, digits, '.', '_' or '-', the first of them a letter or a "
             f"digit, got {name!r}"
         )
         raise ValueError(msg)
     return name
+
+
+def check_project(name: str) -> str:
+    """Return a project's name after validation: the rule of pools.
+
+    Raises:
+        ValueError: If it is invalid.
+    """
+    return check_pool(name)
 
 
 def text_problem(text: str, *, lines: bool = False) -> str | None:

@@ -83,8 +83,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     slots_key: str = "resources.slots_per_trial"
     """Configuration key, or option of the command, that sets the number of slots."""
     groups: tuple[str, ...] = ()
-    """Groups that a quota may name: ``pool:default``, ``label:vision``, ``user:ann``; also
-    the slots of a hostfile that each of its trials uses (:data:`HOST_SLOT`)."""
+    """Groups that a quota may name: ``pool:default``, ``label:vision``, ``user:ann``,
+    ``project:nlp``; also the slots of a hostfile that each of its trials uses
+    (:data:`HOST_SLOT`)."""
     single_agent: bool = False
     """Whether all slots of a trial must be on one agent."""
     max_agents: int | None = None

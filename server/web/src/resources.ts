@@ -252,6 +252,8 @@ export interface Experiment {
   notes: string;
   /** User to whom it belongs; null while the installation has a single user. */
   owner: string | null;
+  /** Its project; null while the installation has a single one. */
+  project: string | null;
   /** State; `COMPLETED`, `CANCELED` and `ERROR` are final. */
   state: ExperimentState;
   /** Complete configuration with defaults and the chosen seed. */
@@ -530,6 +532,8 @@ export interface Model {
   description: string;
   /** User who created it; null while the installation has a single user. */
   owner: string | null;
+  /** Its project; null while the installation has a single one. */
+  project: string | null;
   /** Time of creation. */
   created_at: string | null;
   /** Versions, oldest first; their checkpoints are kept until removed from the registry. */
@@ -662,9 +666,44 @@ export interface PreviewLength {
   trials: number;
 }
 
+/** Project, to which experiments and models belong. */
+export interface Project {
+  /** Name; it cannot be changed. */
+  name: string;
+  /** Description in one line. */
+  description: string;
+  /** Notes. */
+  notes: string;
+  /** User who created it; null while the installation has a single user. */
+  owner: string | null;
+  /** Whether it accepts no new experiments and models. */
+  archived: boolean;
+  /** Number of its experiments. */
+  experiments: number;
+  /** Number of its experiments that have not ended. */
+  unfinished: number;
+  /** Number of its models. */
+  models: number;
+  /** Time of its last submission. */
+  last_experiment_at: string | null;
+  /** Time of creation. */
+  created_at: string;
+}
+
+/** Response with one project. */
+export interface ProjectAnswer {
+  project: Project;
+}
+
+/** All projects, sorted by name. */
+export interface ProjectPage {
+  projects: Array<Project>;
+  next_after: null;
+}
+
 /** Maximum number of slots that some jobs may hold together. */
 export interface Quota {
-  /** `pool:NAME`, `label:NAME` or `user:NAME`. */
+  /** `pool:NAME`, `label:NAME`, `user:NAME` or `project:NAME`. */
   group: string;
   /** Maximum number of slots. */
   max_slots: number;

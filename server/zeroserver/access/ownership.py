@@ -8,7 +8,7 @@ from zerolab.errors import ForbiddenError
 from zeroserver.access.principal import Principal
 from zeroserver.access.routes import Resource
 from zeroserver.access.tokens import is_number
-from zeroserver.store.schema import checkpoints, experiments, models, trials
+from zeroserver.store.schema import checkpoints, experiments, models, projects, trials
 from zeroserver.store.short_uuids import full_uuid
 from zeroserver.store.user_directory import UserDirectory
 
@@ -81,6 +81,8 @@ def _owner_id(connection: Connection, kind: Resource, key: str) -> int | None:
     elif kind == "checkpoint":
         query = owner.join(checkpoints, checkpoints.c.experiment_id == experiments.c.id)
         query = query.where(checkpoints.c.uuid == full_uuid(connection, key))
+    elif kind == "project":
+        query = select(projects.c.owner_id).where(projects.c.name == key)
     else:
         query = select(models.c.owner_id).where(models.c.name == key)
     owner_id: int | None = connection.scalar(query)

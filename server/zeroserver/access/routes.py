@@ -35,7 +35,7 @@ changes everything."""
 
 RANKS: dict[Role, int] = {role: rank for rank, role in enumerate(get_args(Role))}
 
-Resource = Literal["experiment", "trial", "checkpoint", "model", "user"]
+Resource = Literal["experiment", "trial", "checkpoint", "model", "project", "user"]
 """Kind of resource with an owner; a user owns the account and its tokens."""
 
 _USER = frozenset[Caller]({"user", "browser"})
@@ -66,6 +66,7 @@ _PARAMETERS: dict[Resource, str] = {
     "trial": "trial_id",
     "checkpoint": "uuid",
     "model": "name",
+    "project": "project",
     "user": "user",
 }
 

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, NAME_CHARACTERS
+from zerolab.contract.names import DEFAULT_PROJECT
 from zerolab.contract.secrets import find_secrets, restore_secrets
 from zerolab.errors import ConfigError, ForbiddenError
 from zeroserver.access.principal import Principal, PrincipalDep
@@ -33,7 +34,7 @@ from zeroserver.store.archives import ArchiveGoneError, archive_path, reader, st
 from zeroserver.store.rows import ExperimentRow, find_row
 from zeroserver.store.schema import experiments
 
-__all__ = ["Changes", "experiment_answer", "overlay", "router", "submit_again"]
+__all__ = ["Changes", "experiment_answer", "overlay", "project_id", "router", "submit_again"]
 
 router = resource_router("/api/v1/experiments", "experiments")
 
@@ -153,6 +154,7 @@ async def list_experiments(
     name: Annotated[str | None, Query(max_length=255, description="Part of the name.")] = None,
     label: Annotated[str | None, Query(max_length=255)] = None,
     user: Annotated[str | None, Query(max_length=255, description="Name of the owner.")] = None,
+    project: Annotated[str | None, Query(max_length=255, description="Its project.")] = None,
     archived: bool | None = None,
     sort: Sort = "-id",
     after: After = None,
@@ -163,6 +165,7 @@ async def list_experiments(
     if user is not None and owner is None:
         problem = f"user: must be the name of a user, got {user!r}; `zerolab user list` lists them"
         raise ConfigError("request", [problem])
+    member_of = None if project is None else project_id(services, project)
 
     def read(connection: Connection) -> ExperimentPage:
         columns = experiments.c
@@ -176,6 +179,8 @@ async def list_experiments(
             query = query.where(columns.labels.contains(quoted, autoescape=True))
         if owner is not None:
             query = query.where(columns.owner_id == owner.id)
+        if member_of is not None:
+            query = query.where(columns.project_id == member_of)
         if archived is not None:
             query = query.where(columns.archived == int(archived))
         rows, next_after = queries.page(
@@ -185,6 +190,19 @@ async def list_experiments(
         return ExperimentPage(items, next_after)
 
     return await services.read(read)
+
+
+def project_id(services: Services, name: str) -> int:
+    """Return the id of the project of a filter.
+
+    Raises:
+        ConfigError: If there is no such project.
+    """
+    project = services.orchestrator.projects.find(name)
+    if project is None:
+        problem = f"project: must be the name of a project, got {name!r}"
+        raise ConfigError("request", [f"{problem}; `zerolab project list` lists them"])
+    return project.id
 
 
 @router.get("/{experiment_id}")
@@ -211,13 +229,14 @@ class ExperimentPatch(BaseModel):
     ) = None
     notes: Annotated[PlainText, Field(max_length=1_000_000)] | None = None
     archived: bool | None = None
+    project: Annotated[Name, Field(max_length=64)] | None = None
 
 
 @router.patch("/{experiment_id}")
 async def patch_experiment(
     services: ServicesDep, experiment_id: IdPath, patch: ExperimentPatch
 ) -> ExperimentAnswer:
-    """Change an experiment's name, description, labels or notes, or archive it."""
+    """Change an experiment's name, description, labels, notes or project, or archive it."""
 
     def job(work: UnitOfWork) -> None:
         work.find(ExperimentRow, experiment_id)
@@ -231,6 +250,8 @@ async def patch_experiment(
         if values:
             work.save(experiments, experiment_id, **values)
             work.forget_job(experiment_id)  # its labels may have quotas
+        if patch.project is not None:
+            work.experiments.move(experiment_id, patch.project)
         if patch.archived is not None:
             action = "archive" if patch.archived else "unarchive"
             work.experiments.act(experiment_id, action)
@@ -322,6 +343,10 @@ async def submit_again(
             msg = f"{error}: its configuration contains secrets; submit your own copy"
             raise ForbiddenError(msg) from None
     path = archive_path(services.orchestrator.home.archives, original.archive)
+    submitted = msgspec.json.decode(original.raw_config).get("project")
+    project = services.orchestrator.projects.name_of(original.project_id)
+    if raw.get("project") == submitted and project != (submitted or DEFAULT_PROJECT):
+        raw = {**raw, "project": project}  # the original has moved since its submission
 
     def check() -> tuple[Submission, bytes]:
         content = path.read_bytes()

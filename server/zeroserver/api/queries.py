@@ -164,6 +164,7 @@ def experiment(row: ExperimentRow, orchestrator: Orchestrator) -> Experiment:
     return Experiment.of(
         row,
         owner=orchestrator.users.shown_owner(row.owner_id),
+        project=orchestrator.projects.shown_name(row.project_id),
         config=_masked_config(row.config),
         waiting_reason=orchestrator.queue.waiting.of_experiment(row.id, row.state),
         result_problem=experiment_problem(row),

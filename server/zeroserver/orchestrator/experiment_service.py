@@ -37,6 +37,7 @@ from zeroserver.states import (
     TrialState,
 )
 from zeroserver.store.archives import ArchiveGoneError, has_archive, remove_archive
+from zeroserver.store.project_directory import open_project
 from zeroserver.store.rows import ExperimentRow, RunRow, TrialRow
 from zeroserver.store.schema import checkpoints, experiments, runs, trials
 
@@ -102,6 +103,8 @@ class ExperimentService(Service):
         Raises:
             ArchiveGoneError: If its archive is missing or about to be removed; the caller stores it
                 again.
+            ConfigError: If its project or its pool cannot run it.
+            ConflictError: If its project is archived.
         """
         archive = submission.archive
         if archive is not None and (
@@ -113,6 +116,7 @@ class ExperimentService(Service):
         check_pool_holds(self.work.connection, submission.config)
         check_custom_class(self.work.orchestrator, submission.config, submission.owner_id)
         row = _row(self.work.orchestrator, submission)
+        row["project_id"] = open_project(self.work.connection, submission.config.project)
         row["source_checkpoint"] = self.warm_starts.source_of_experiment(submission.config.searcher)
         result = self.work.connection.execute(
             experiments.insert().values(row).returning(experiments.c.id)
@@ -130,6 +134,22 @@ class ExperimentService(Service):
         self.lifecycle.settle(experiment_id)
         self.scheduling.schedule()
         return experiment_id
+
+    def move(self, experiment_id: int, project: str) -> None:
+        """Move an experiment to another project.
+
+        Raises:
+            NotFoundError: If there is no such experiment.
+            ConfigError: If there is no such project.
+            ConflictError: If the project is archived.
+        """
+        experiment = self.work.find(ExperimentRow, experiment_id)
+        project_id = open_project(self.work.connection, project)
+        if project_id != experiment.project_id:
+            self.work.save(experiments, experiment_id, project_id=project_id)
+            self.work.forget_job(experiment_id)  # projects may have quotas
+            self.work.touch("experiment", experiment_id, experiment_id)
+            self.scheduling.schedule()
 
     def act(self, experiment_id: int, action: str) -> None:
         """Pause, activate, cancel, kill, archive or unarchive an experiment; idempotent.

@@ -23,6 +23,7 @@ from zeroserver.orchestrator.caches import (
 from zeroserver.settings import Settings
 from zeroserver.store.database import Change
 from zeroserver.store.janitor import Janitor
+from zeroserver.store.project_directory import ProjectDirectory
 from zeroserver.store.rows import ExperimentRow
 from zeroserver.store.user_directory import UserDirectory
 
@@ -63,6 +64,7 @@ class Orchestrator:
     metrics: MetricCache = field(default_factory=MetricCache)
     deletions: Deletions = field(default_factory=Deletions)
     users: UserDirectory = field(default_factory=UserDirectory)
+    projects: ProjectDirectory = field(default_factory=ProjectDirectory)
     polling_runs: set[int] = field(default_factory=set)
     """Runs that have polled this server whether to stop; the event loop adds to it."""
     observers: list[Callable[[Any, Any], None]] = field(default_factory=list)

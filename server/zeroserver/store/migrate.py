@@ -7,11 +7,12 @@ from pathlib import Path
 from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, text
 from sqlalchemy.exc import DBAPIError
 
+from zerolab.contract.names import DEFAULT_PROJECT
 from zerolab.errors import ConfigError, ConflictError, ZerolabError
 from zerolab.paths import Home
 from zeroserver.errors import StoreError
 from zeroserver.store.database import Database
-from zeroserver.store.schema import HEAD, logs, metadata, points, rollups, users
+from zeroserver.store.schema import HEAD, logs, metadata, points, projects, rollups, users
 
 __all__ = ["lock_database", "migrate", "upgrade"]
 
@@ -164,6 +165,8 @@ def _create(connection: Connection) -> None:
     connection.execute(_VERSION.insert().values(version_num=HEAD))
     admin = {"name": "admin", "role": "admin", "created_at": time.time()}
     connection.execute(users.insert().values(admin))
+    default = {"name": DEFAULT_PROJECT, "created_at": time.time()}
+    connection.execute(projects.insert().values(default))
 
 
 def upgrade(connection: Connection) -> None:

@@ -21,6 +21,7 @@ from zeroserver.store.schema import (
     models,
     notification_channels,
     notifications,
+    projects,
     run_nodes,
     runs,
     searcher_events,
@@ -40,6 +41,7 @@ __all__ = [
     "ModelRow",
     "NodeRow",
     "NotificationRow",
+    "ProjectRow",
     "Reporting",
     "Row",
     "RunRow",
@@ -98,6 +100,20 @@ class AuditRow(Row, frozen=True, gc=False):
     action: str
 
 
+class ProjectRow(Row, frozen=True, gc=False):
+    """Row of the table ``projects``."""
+
+    table: ClassVar[Table] = projects
+
+    id: int
+    name: str
+    description: str
+    notes: str
+    archived: int
+    owner_id: int
+    created_at: float
+
+
 class ExperimentRow(Row, frozen=True, gc=False):
     """Row of the table ``experiments``."""
 
@@ -150,6 +166,7 @@ class ExperimentRow(Row, frozen=True, gc=False):
     started_at: float | None
     ended_at: float | None
     owner_id: int
+    project_id: int
 
 
 class TrialRow(Row, frozen=True, gc=False):
@@ -321,6 +338,7 @@ class ModelRow(Row, frozen=True, gc=False):
     last_version: int
     created_at: float
     owner_id: int
+    project_id: int
 
 
 class SearcherEventRow(Row, frozen=True, gc=False):

@@ -45,6 +45,7 @@ __all__ = [
     "notifications",
     "points",
     "pools",
+    "projects",
     "quotas",
     "rollups",
     "run_nodes",
@@ -56,7 +57,7 @@ __all__ = [
     "users",
 ]
 
-HEAD = "0022"
+HEAD = "0023"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -117,6 +118,19 @@ audit = Table(  # changes by users
     sqlite_autoincrement=True,
 )
 
+projects = Table(  # never deleted, since experiments belong to them
+    "projects",
+    metadata,
+    Column("id", Id, primary_key=True),  # 1: `default`
+    Column("name", Text, nullable=False, unique=True),
+    Column("description", Text, nullable=False, server_default=""),
+    Column("notes", Text, nullable=False, server_default=""),
+    Column("archived", Integer, nullable=False, server_default="0"),
+    Column("owner_id", BigInteger, nullable=False, server_default="1"),  # a user
+    Column("created_at", Double, nullable=False),
+    sqlite_autoincrement=True,
+)
+
 experiments = Table(
     "experiments",
     metadata,
@@ -167,8 +181,10 @@ experiments = Table(
     Column("started_at", Double, nullable=True),
     Column("ended_at", Double, nullable=True),
     Column("owner_id", BigInteger, nullable=False, server_default="1"),  # a user
+    Column("project_id", BigInteger, nullable=False, server_default="1"),
     Index("ix_experiments_state", "state", "id"),
     Index("ix_experiments_place", "pool", "position"),
+    Index("ix_experiments_project", "project_id", "id"),
     sqlite_autoincrement=True,
 )
 
@@ -274,7 +290,7 @@ pools = Table(  # pools with a policy; others exist through their agents
 quotas = Table(
     "quotas",
     metadata,
-    Column("group_name", Text, primary_key=True),  # pool:NAME, label:NAME, user:NAME
+    Column("group_name", Text, primary_key=True),  # such as pool:NAME
     Column("max_slots", Integer, nullable=False),
 )
 
@@ -427,6 +443,7 @@ models = Table(
     Column("last_version", Integer, nullable=False, server_default="0"),
     Column("created_at", Double, nullable=False),
     Column("owner_id", BigInteger, nullable=False, server_default="1"),  # a user
+    Column("project_id", BigInteger, nullable=False, server_default="1"),
     sqlite_autoincrement=True,
 )
 

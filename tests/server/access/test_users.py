@@ -21,7 +21,7 @@ ANYBODY = {"POST /login-links", "POST /logout", "POST /experiments/preview"}
 """Routes that are no GET and that viewers may use."""
 OF_MEMBERS = {"POST /experiments", "POST /import", "POST /models", "POST /checkpoints/remove",
               "POST /experiments/{experiment_id}/fork", "POST /trials/{trial_id}/fork",
-              "POST /external-runs"}  # fmt: skip
+              "POST /external-runs", "POST /projects"}  # fmt: skip
 """Routes without an owner that create something, or check owners in the body."""
 OWN_ACCOUNT = {"GET /users/{user}/tokens", "POST /users/{user}/tokens",
                "DELETE /users/{user}/tokens/{token_id}", "PUT /users/{user}/password"}  # fmt: skip
@@ -61,7 +61,7 @@ def session_of(server: Server, token: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dict[str, str]]]:
-    """A server with an experiment, a trial, a checkpoint and a model of ann, and all users."""
+    """A server with all users, and what ann owns: an experiment, a checkpoint, a model, ..."""
     with serve(tmp_path_factory.mktemp("team")) as server:
         tokens = {"admin": server.token} | {
             name: add_user(server, name, role)
@@ -74,6 +74,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dic
         server.http.headers["Authorization"] = f"Bearer {tokens['ann']}"
         server.submit()
         server.post("/models", {"name": "digits"})
+        server.post("/projects", {"name": "vision"})
         server.http.headers["Authorization"] = admin
         server.add_agent()
         server.report(server.begin().run_id, validation(10, 1.0), checkpoint(10))
@@ -124,8 +125,9 @@ def test_every_route_for_every_user(team: tuple[Server, dict[str, str]]) -> None
     services = server.services
     uuid = checkpoint(10).uuid
     names = {"experiment_id": "1", "trial_id": "1", "uuid": uuid, "name": "digits", "user": "ann",
-             "token_id": "1", "run_id": "1", "agent_id": "1", "action": "pause", "kind": "pool",
-             "name:path": "default", "version": "1", "digest": "0" * 64}  # fmt: skip
+             "project": "vision", "token_id": "1", "run_id": "1", "agent_id": "1",
+             "action": "pause", "kind": "pool", "name:path": "default",
+             "version": "1", "digest": "0" * 64}  # fmt: skip
     guard = Guard(
         _answer, services.keys, services.settings, server.app.router.routes,
         has_ended=services.open_runs.has_ended, ownership=services.ownership,
@@ -173,7 +175,7 @@ def test_access_table_has_no_gap(sqlite_server: Server) -> None:
         if access.owned is not None:
             assert f"{{{access.parameter}}}" in path, route
         is_owned = re.search(
-            r"\{(experiment_id|trial_id|uuid)\}|/models/\{name\}|/users/\{user\}/", path
+            r"\{(experiment_id|trial_id|uuid|project)\}|/models/\{name\}|/users/\{user\}/", path
         )
         if method != "GET" and is_owned and short not in OF_MEMBERS:
             assert access.owned is not None, route

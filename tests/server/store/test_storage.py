@@ -199,6 +199,11 @@ def test_upgrade_gives_everything_to_admin(
         assert server.post("/users", {"name": "ann", "role": "member"})["user"]["active"] is True
         assert server.experiment()["owner"] == "admin"
         assert server.get("/models/digits")["model"]["owner"] == "admin"
+        assert server.experiment()["project"] is None  # nor a project
+        assert server.post("/projects", {"name": "vision"})["project"]["experiments"] == 0
+        assert server.experiment()["project"] == "default"
+        assert server.get("/models/digits")["model"]["project"] == "default"
+        assert server.submit(project="vision")["project"] == "vision"
         users = [(user["name"], user["role"]) for user in server.get("/users")["users"]]
         assert users == [("admin", "admin"), ("ann", "member")]
 

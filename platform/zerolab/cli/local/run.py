@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zerolab.cli.config_overrides import Values
+from zerolab.cli.connection import InProject
 from zerolab.cli.output import (
     AsJson,
     ColoredText,
@@ -31,6 +32,7 @@ def run(
     config: Config,
     model_dir: ModelDir = None,
     values: Values = None,
+    project: InProject = None,
     test: Test = False,
     slots: Annotated[
         int | None, typer.Option(help="Slots of the agent, if this command starts one.")
@@ -57,7 +59,7 @@ def run(
     from zerolab.paths import Home, named_master
     from zerolab.registry import PARTS
 
-    content, archive = read_submission(config, model_dir, values)
+    content, archive = read_submission(config, model_dir, values, project)
     home = Home.default()
     if named_master() is None:
         start_services(

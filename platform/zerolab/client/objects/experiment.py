@@ -66,6 +66,8 @@ class Experiment(ServerObject):
     """End time."""
     owner: str | None
     """User to whom it belongs; None while the installation has a single user."""
+    project: str | None
+    """Its project; None while the installation has a single one."""
     archived: bool
     """Whether it is archived."""
     test_mode: bool

@@ -107,6 +107,8 @@ class Model(ServerObject):
     """Description."""
     owner: str | None
     """User who created it; None while the installation has a single user."""
+    project: str | None
+    """Its project; None while the installation has a single one."""
     created_at: datetime | None
     """Time of creation."""
 

@@ -23,7 +23,7 @@ from zerolab.config.experiment.sections import (
 from zerolab.config.experiment.storage import CheckpointStorageConfig, storage_problems
 from zerolab.config.files import read_yaml
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, LOG_POLICIES, NAME_CHARACTERS
-from zerolab.contract.names import check_name, check_text
+from zerolab.contract.names import check_name, check_project, check_text
 from zerolab.contract.secrets import masked_paths
 from zerolab.contract.spec import TrialClass
 from zerolab.errors import ConfigError
@@ -103,6 +103,9 @@ class ExperimentConfig(Section):
         Field(max_length=LABELS),
     ] = Field(default_factory=list)
     """Labels for searching."""
+
+    project: Annotated[str, AfterValidator(check_project)] | None = None
+    """Project of the server (``zerolab project list``); ``default`` if it is not given."""
 
     data: dict[str, Any] = Field(default_factory=dict)
     """Free for the trial's use: ``context.get_data_config()``. The key ``stage`` copies data to

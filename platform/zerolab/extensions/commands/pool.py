@@ -15,7 +15,10 @@ pools = command_group("List resource pools, and set their scheduling policy.", p
 quotas = command_group("Limit the slots of a pool, a label or a user.", panel=_PANEL)
 
 Group = Annotated[
-    str, typer.Argument(help="The experiments to limit: pool:NAME, label:NAME or user:NAME.")
+    str,
+    typer.Argument(
+        help="The experiments to limit: pool:NAME, label:NAME, user:NAME or project:NAME."
+    ),
 ]
 
 
@@ -94,7 +97,7 @@ def set_quota(
     max_slots: Annotated[int, typer.Argument(help="Maximum number of slots.", min=0)],
     as_json: AsJson = False,
 ) -> None:
-    """Limit the slots of all experiments of a pool, a label or a user.
+    """Limit the slots of all experiments of a pool, label, user or project.
 
     Running trials continue.
 
@@ -138,7 +141,7 @@ def _parts(group: str) -> tuple[str, str]:
     from zerolab.errors import ConfigError
 
     kind, colon, name = group.partition(":")
-    if kind not in {"pool", "label", "user"} or not colon or not name:
-        problem = f"must be pool:NAME, label:NAME or user:NAME, got {group!r}"
+    if kind not in {"pool", "label", "user", "project"} or not colon or not name:
+        problem = f"must be pool:NAME, label:NAME, user:NAME or project:NAME, got {group!r}"
         raise ConfigError("quota", [problem])
     return kind, name

@@ -23,6 +23,8 @@ class Experiment(Resource, frozen=True):
     """Can be changed."""
     owner: str | None
     """User to whom it belongs; null while the installation has a single user."""
+    project: str | None
+    """Its project; null while the installation has a single one."""
     state: ExperimentState
     """State; `COMPLETED`, `CANCELED` and `ERROR` are final."""
     config: dict[str, Any]

@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 from sqlalchemy import Connection, Select, func, select
 
+from zerolab.contract.names import DEFAULT_PROJECT
 from zerolab.contract.secret_text import mask_values
 from zerolab.contract.secrets import find_secrets, mask_secrets
 from zerolab.errors import ConfigError, ConflictError
@@ -430,6 +431,11 @@ def _problems(
         fixed = block in _FIXED or (block == "checkpoint_storage" and not field.startswith("save_"))
         if block == "searcher":
             fixed = field not in after.searcher.growable_fields | after.searcher.derived_fields
+        if path == "project":
+            yield (
+                f"project: must not change when an experiment continues, got {new!r}; "
+                f"use `zerolab project move {experiment_id} {new or DEFAULT_PROJECT}`"
+            )
         if path == _SEED and new is None:
             continue  # chosen by the server, so no file has it
         if fixed:

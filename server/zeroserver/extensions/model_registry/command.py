@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerolab.cli.checkpoint import Uuid, metric_lines
-from zerolab.cli.connection import complete_from_server
+from zerolab.cli.connection import complete_from_server, complete_project
 from zerolab.cli.groups import command_group
 from zerolab.cli.output import AsJson, print_done, print_fields, print_json, print_table, result
 from zerolab.formatting import size_text
@@ -38,6 +38,14 @@ ModelName = Annotated[
 def create_model(
     name: ModelName,
     description: Annotated[str, typer.Option(help="Description of the model.")] = "",
+    project: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of its project. Default: `default`.",
+            autocompletion=complete_project,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a model, and print its name.
@@ -47,7 +55,7 @@ def create_model(
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        model = client.create_model(name, description)
+        model = client.create_model(name, description, project)
     if as_json:
         print_json(model)
     else:

@@ -37,6 +37,8 @@ class Model(Resource, frozen=True):
     """Description."""
     owner: str | None
     """User who created it; null while the installation has a single user."""
+    project: str | None
+    """Its project; null while the installation has a single one."""
     created_at: Time | None
     """Time of creation."""
     versions: list[ModelVersion]

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from typing import Annotated
 
-from fastapi import Path, Response
+from fastapi import Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
 
@@ -11,6 +11,8 @@ from zerolab.errors import NotFoundError
 from zeroserver.access.principal import PrincipalDep
 from zeroserver.access.routes import ACCESS, MEMBER, VIEWER, own
 from zeroserver.api.common import IdPath, PlainText
+from zeroserver.api.common import Name as TextName
+from zeroserver.api.experiments import project_id
 from zeroserver.api.queries import checkpoint_metrics
 from zeroserver.api.strict_route import resource_router
 from zeroserver.extensions.model_registry.resources import (
@@ -20,10 +22,10 @@ from zeroserver.extensions.model_registry.resources import (
     ModelVersion,
 )
 from zeroserver.extensions.model_registry.service import ModelRegistry
+from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.rows import ModelRow, read_rows
 from zeroserver.store.schema import checkpoints, model_versions, models
-from zeroserver.store.user_directory import UserDirectory
 
 __all__ = ["router"]
 
@@ -44,7 +46,12 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 Name = Annotated[str, Path(max_length=128)]
 
 
-def _read(connection: Connection, users: UserDirectory, name: str | None = None) -> list[Model]:
+def _read(
+    connection: Connection,
+    orchestrator: Orchestrator,
+    name: str | None = None,
+    project: int | None = None,
+) -> list[Model]:
     """Return all models sorted by name, or one, with their versions, oldest first."""
     columns = model_versions.c
     query = (
@@ -61,6 +68,8 @@ def _read(connection: Connection, users: UserDirectory, name: str | None = None)
         wanted = wanted.where(models.c.name == name)
         ids = select(models.c.id).where(models.c.name == name)
         query = query.where(columns.model_id.in_(ids))
+    if project is not None:
+        wanted = wanted.where(models.c.project_id == project)
     versions: defaultdict[int, list[ModelVersion]] = defaultdict(list)
     rows = connection.execute(query).all()
     metrics = checkpoint_metrics(connection, [row.checkpoint for row in rows])
@@ -68,14 +77,19 @@ def _read(connection: Connection, users: UserDirectory, name: str | None = None)
         version = ModelVersion.of(row, metrics=metrics.get(row.checkpoint))
         versions[row.model_id].append(version)
     return [
-        Model.of(row, owner=users.shown_owner(row.owner_id), versions=versions[row.id])
+        Model.of(
+            row,
+            owner=orchestrator.users.shown_owner(row.owner_id),
+            project=orchestrator.projects.shown_name(row.project_id),
+            versions=versions[row.id],
+        )
         for row in read_rows(connection, ModelRow, wanted)
     ]
 
 
 async def _one(services: Services, name: str) -> ModelAnswer:
-    users = services.orchestrator.users
-    models = await services.read(lambda connection: _read(connection, users, name))
+    orchestrator = services.orchestrator
+    models = await services.read(lambda connection: _read(connection, orchestrator, name))
     if not models:
         raise NotFoundError(f"there is no model {name}; `zerolab model list`")
     return ModelAnswer(models[0])
@@ -84,10 +98,14 @@ async def _one(services: Services, name: str) -> ModelAnswer:
 @router.get("/models")
 async def list_models(
     services: ServicesDep,
+    project: Annotated[str | None, Query(max_length=64, description="Its project.")] = None,
 ) -> ModelPage:
     """List the models of the registry, with their versions."""
-    users = services.orchestrator.users
-    return await services.read(lambda connection: ModelPage(models=_read(connection, users)))
+    orchestrator = services.orchestrator
+    only = None if project is None else project_id(services, project)
+    return await services.read(
+        lambda connection: ModelPage(models=_read(connection, orchestrator, project=only))
+    )
 
 
 class NewModel(BaseModel):
@@ -98,6 +116,8 @@ class NewModel(BaseModel):
     name: Annotated[str, Field(pattern=_NAME)]
     """1 to 128 letters, digits, ``.``, ``_`` or ``-``, starting with a letter or digit."""
     description: Annotated[PlainText, Field(max_length=10_000)] = ""
+    project: Annotated[TextName, Field(max_length=64)] | None = None
+    """Its project; ``default`` if it is not given."""
 
 
 @router.post("/models", status_code=201)
@@ -106,7 +126,9 @@ async def create_model(
 ) -> ModelAnswer:
     """Add a model to the registry."""
     await services.write(
-        lambda work: ModelRegistry(work).create(body.name, body.description, principal.user_id)
+        lambda work: ModelRegistry(work).create(
+            body.name, body.description, principal.user_id, body.project
+        )
     )
     return await _one(services, body.name)
 

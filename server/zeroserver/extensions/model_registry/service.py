@@ -4,6 +4,7 @@ from sqlalchemy import delete, select
 
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
 from zeroserver.orchestrator.service import Service
+from zeroserver.store.project_directory import open_project
 from zeroserver.store.schema import checkpoints, model_versions, models
 from zeroserver.store.short_uuids import full_uuid
 
@@ -13,11 +14,14 @@ __all__ = ["ModelRegistry"]
 class ModelRegistry(Service):
     """Registers checkpoints as versions of models."""
 
-    def create(self, name: str, description: str, owner_id: int) -> None:
+    def create(
+        self, name: str, description: str, owner_id: int, project: str | None = None
+    ) -> None:
         """Register a model.
 
         Raises:
-            ConflictError: If one has the name already.
+            ConflictError: If one has the name already, or the project is archived.
+            ConfigError: If there is no such project.
         """
         if self._number(name) is not None:
             msg = f"model {name}: exists already; `zerolab model register-version` adds a version"
@@ -27,6 +31,7 @@ class ModelRegistry(Service):
             "description": description,
             "created_at": self.work.clock(),
             "owner_id": owner_id,
+            "project_id": open_project(self.work.connection, project, "model"),
         }
         self.work.connection.execute(models.insert().values(row))
 

@@ -14,7 +14,7 @@ from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
 from zeroserver.orchestrator.node_service import held_slots
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import EXPERIMENT_ENDED
-from zeroserver.store.schema import experiments, runs, trials, users
+from zeroserver.store.schema import experiments, projects, runs, trials, users
 
 __all__ = ["job_list", "quota_list"]
 
@@ -96,15 +96,19 @@ def quota_list(connection: Connection) -> list[Quota]:
     by_job = _held(connection)
     columns = experiments.c
     query = (
-        select(columns.id, columns.pool, columns.labels, users.c.name.label("owner"))
+        select(
+            columns.id, columns.pool, columns.labels,
+            users.c.name.label("owner"), projects.c.name.label("project"),
+        )
         .join(users, users.c.id == columns.owner_id)
+        .join(projects, projects.c.id == columns.project_id)
         .where(columns.id.in_(list(by_job)))
-    )
+    )  # fmt: skip
     used: Counter[str] = Counter()
     for row in connection.execute(query):
         labels = msgspec.json.decode(row.labels, type=list[str])
-        groups = {f"label:{label}" for label in labels}
-        for group in groups | {f"pool:{row.pool}", f"user:{row.owner}"}:
+        groups = {f"pool:{row.pool}", f"user:{row.owner}", f"project:{row.project}"}
+        for group in groups | {f"label:{label}" for label in labels}:
             used[group] += by_job[row.id]
     return [Quota(group, most, used[group]) for group, most in sorted(limits.items())]
 

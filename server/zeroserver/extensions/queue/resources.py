@@ -87,7 +87,7 @@ class Quota(Resource, frozen=True):
     """Maximum number of slots that some jobs may hold together."""
 
     group: str
-    """`pool:NAME`, `label:NAME` or `user:NAME`."""
+    """`pool:NAME`, `label:NAME`, `user:NAME` or `project:NAME`."""
     max_slots: int
     """Maximum number of slots."""
     held_slots: int

@@ -154,7 +154,7 @@ async def list_quotas(services: ServicesDep) -> QuotaPage:
     return await services.read(lambda connection: QuotaPage(quotas=quota_list(connection)))
 
 
-Kind = Literal["pool", "label", "user"]
+Kind = Literal["pool", "label", "user", "project"]
 
 
 class QuotaPut(BaseModel):
@@ -167,7 +167,7 @@ class QuotaPut(BaseModel):
 
 @router.put("/quotas/{kind}/{name:path}")
 async def put_quota(services: ServicesDep, kind: Kind, name: Name, body: QuotaPut) -> QuotaAnswer:
-    """Limit the number of slots of all jobs in a pool, with a label or of a user."""
+    """Limit the number of slots of all jobs of a pool, label, user or project."""
     await _write(services, lambda work: QueueService(work).set_quota(kind, name, body.max_slots))
     items: Any = await services.read(quota_list)
     return QuotaAnswer(next(quota for quota in items if quota.group == f"{kind}:{name}"))

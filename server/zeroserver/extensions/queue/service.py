@@ -16,10 +16,12 @@ from zerolab.scheduler import Policy
 from zeroserver.orchestrator.service import Service
 from zeroserver.states import EXPERIMENT_ENDED
 from zeroserver.store.rows import ExperimentRow
-from zeroserver.store.schema import experiments, pools, quotas, users
+from zeroserver.store.schema import experiments, pools, projects, quotas, users
 
 __all__ = ["JobChange", "QueueService"]
 
+_NAMED = {"user": users, "project": projects}
+"""Tables of the groups that must exist."""
 _STEP = 1024.0
 """Distance between the positions of two jobs."""
 _LABEL_CHARACTERS = 255
@@ -158,18 +160,18 @@ class QueueService(Service):
         self.work.connection.execute(pools.insert().values(name=name, policy=policy.value))
 
     def set_quota(self, kind: str, name: str, max_slots: int) -> None:
-        """Limit the slots that the jobs of a pool, with a label or of a user hold together.
+        """Limit the slots that the jobs of a pool, label, user or project hold together.
 
         Raises:
-            ConfigError: If the name is invalid, or there is no such user.
+            ConfigError: If the name is invalid, or there is no such user or project.
         """
         if problem := text_problem(name):
             raise ConfigError("quota", [f"{kind}: {problem}"])
         group = _group(kind, name)
-        if kind == "user":
-            known = self.work.connection.scalars(select(users.c.name).order_by(users.c.name)).all()
+        if (table := _NAMED.get(kind)) is not None:
+            known = self.work.connection.scalars(select(table.c.name).order_by(table.c.name)).all()
             if name not in known:
-                problem = f"user: must be one of {', '.join(known)}, got {name!r}"
+                problem = f"{kind}: must be one of {', '.join(known)}, got {name!r}"
                 raise ConfigError("quota", [problem])
         self.work.connection.execute(delete(quotas).where(quotas.c.group_name == group))
         statement = quotas.insert().values(group_name=group, max_slots=max_slots)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerolab.cli.connection import complete_from
+from zerolab.cli.connection import InProject, complete_from
 from zerolab.cli.groups import in_panel
 from zerolab.cli.output import AsJson, print_json, print_message, result
 from zerolab.errors import ConfigError
@@ -36,6 +36,7 @@ def import_runs(
             autocompletion=complete_from(*_NAMES),
         ),
     ] = None,
+    project: InProject = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be imported; change nothing.")
     ] = False,
@@ -62,7 +63,7 @@ def import_runs(
             show(Progress(number / len(locations), run.name, has_ended=False))
             existing = known.get(run.key)
             if existing is None and not dry_run:
-                known[run.key] = client.import_metrics(run.content()).id
+                known[run.key] = client.import_metrics(run.content(), project).id
                 _send_media(client, known[run.key], run)
             reports.append(_report(run, known.get(run.key), is_new=existing is None))
         show(Progress(1.0, f"{len(reports)} runs", has_ended=True))

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 import msgspec
-from fastapi import Path, Request, Response
+from fastapi import Path, Query, Request, Response
 from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
@@ -42,14 +42,20 @@ _METRICS_FILE = {
 
 
 @router.post("/import", status_code=201, openapi_extra=_METRICS_FILE)
-async def import_metrics(request: Request) -> ExperimentAnswer:
+async def import_metrics(
+    request: Request,
+    project: Annotated[
+        str | None, Query(max_length=64, description="Default: that of its configuration.")
+    ] = None,
+) -> ExperimentAnswer:
     """Import the metrics file of a run without a server as an ended experiment."""
     # Imported here, since it loads the client's HTTP library, which startup does not need.
     from zeroserver.extensions.run_import.service import import_run, parse
 
     services, content = services_of(request), await request.body()
     log = await run_in_threadpool(parse, content)
-    experiment_id = await import_run(services.write, log, principal_of(request).user_id)
+    user_id = principal_of(request).user_id
+    experiment_id = await import_run(services.write, log, user_id, project)
     return await services.read(
         lambda connection: experiment_answer(services, connection, experiment_id)
     )

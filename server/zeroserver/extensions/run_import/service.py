@@ -25,6 +25,7 @@ from zeroserver.orchestrator.orphans import OrphanService
 from zeroserver.orchestrator.service import DomainTransaction, Service, Uses
 from zeroserver.states import ExperimentState, TrialState
 from zeroserver.store.points import store_points
+from zeroserver.store.project_directory import open_project
 from zeroserver.store.schema import experiments, trials
 
 __all__ = ["MetricsLog", "import_run", "parse"]
@@ -44,6 +45,7 @@ class _Rows(NamedTuple):
 
     experiment: dict[str, Any]
     trial: dict[str, Any]
+    project: str | None
 
 
 class SeriesRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="series"):
@@ -132,7 +134,9 @@ def _check_series(record: SeriesRecord) -> None:
     check_times(record.times)
 
 
-async def import_run(write: Write, log: MetricsLog, owner_id: int) -> int:
+async def import_run(
+    write: Write, log: MetricsLog, owner_id: int, project: str | None = None
+) -> int:
     """Store a run's metrics as a new experiment; return its id.
 
     The points are stored a few thousand at a time, so that others get their turn in between. They
@@ -142,11 +146,16 @@ async def import_run(write: Write, log: MetricsLog, owner_id: int) -> int:
         write: Function that runs a job of the orchestrator and waits for its commit.
         log: Content of the metrics file.
         owner_id: User who imports it.
+        project: Its project; None for that of its configuration.
 
     Raises:
-        ConfigError: If a record has an invalid value; nothing is stored then.
+        ConfigError: If a record has an invalid value, or there is no such project; nothing is
+            stored then.
+        ConflictError: If the project is archived.
     """
     rows = await asyncio.to_thread(_rows, log, owner_id)
+    if project is not None:
+        rows = rows._replace(project=project)
     ids: tuple[int, int] = await write(lambda work: RunImport(work).reserve(rows))
     experiment_id, trial_id = ids
     try:
@@ -194,6 +203,7 @@ class RunImport(Service):
     def reserve(self, rows: _Rows) -> tuple[int, int]:
         """Reserve unused ids of an experiment and a trial."""
         connection = self.work.connection
+        open_project(connection, rows.project)
         insert = experiments.insert().values(rows.experiment).returning(experiments.c.id)
         experiment_id = int(connection.execute(insert).scalar_one())
         row = {**rows.trial, "experiment_id": experiment_id}
@@ -219,6 +229,7 @@ class RunImport(Service):
         """Store the experiment and its trial, after all points."""
         best = None if rows.experiment["best_validation"] is None else trial_id
         experiment = {**rows.experiment, "id": experiment_id, "best_trial_id": best}
+        experiment["project_id"] = open_project(self.work.connection, rows.project)
         self.work.connection.execute(experiments.insert().values(experiment))
         trial = {**rows.trial, "id": trial_id, "experiment_id": experiment_id}
         self.work.connection.execute(trials.insert().values(trial))
@@ -286,7 +297,8 @@ def _rows(log: MetricsLog, owner_id: int) -> _Rows:
         "best_steps": best_steps,
         **times,
     }
-    return _Rows(experiment, trial)
+    project = config.get("project")
+    return _Rows(experiment, trial, project if isinstance(project, str) else None)
 
 
 def _labels(config: Mapping[str, Any]) -> list[str]:

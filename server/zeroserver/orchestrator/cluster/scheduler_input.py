@@ -20,7 +20,7 @@ from zeroserver.orchestrator.service import Service
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import EXPERIMENT_STOPPING, ExperimentState, RunState
 from zeroserver.store.rows import AgentRow, read_rows
-from zeroserver.store.schema import WAITING, agents, experiments, pools, quotas, users
+from zeroserver.store.schema import WAITING, agents, experiments, pools, projects, quotas, users
 
 __all__ = ["OPEN_RUNS", "SchedulerInput", "down_slots", "why_closed"]
 
@@ -96,8 +96,9 @@ class SchedulerInput(Service):
             columns.id, columns.slots, columns.position, columns.pool, columns.priority,
             columns.weight, columns.max_slots, columns.labels, columns.concurrent_trials,
             columns.max_nodes, columns.slots_per_rank, columns.fewer_slots, columns.host_slots,
-            users.c.name.label("owner"),
+            users.c.name.label("owner"), projects.c.name.label("project"),
         ).join(users, users.c.id == columns.owner_id)  # fmt: skip
+        query = query.join(projects, projects.c.id == columns.project_id)
         for row in self.work.connection.execute(query.where(columns.id.in_(experiment_ids))):
             labels = msgspec.json.decode(row.labels, type=list[str])
             max_slots, max_slots_key = _most_slots(row.max_slots, row.slots, row.concurrent_trials)
@@ -114,6 +115,7 @@ class SchedulerInput(Service):
                 groups=(
                     f"pool:{row.pool}",
                     f"user:{row.owner}",
+                    f"project:{row.project}",
                     *(f"label:{label}" for label in dict.fromkeys(labels)),
                     *msgspec.json.decode(row.host_slots, type=list[str]),
                 ),

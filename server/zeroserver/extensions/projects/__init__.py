@@ -1,0 +1,1 @@
+"""Projects, to which experiments and models belong."""
