@@ -433,6 +433,20 @@ sys.exit(0)
     assert folder.stdout(0).read_text() == "zerotrial.extensions.deepspeed_api.finder\n"
 
 
+@pytest.mark.parametrize("entrypoint", ["python script.py", "script:Trial"])
+def test_ranks_import_wandb_of_zerolab(server: ForkServer, tmp_path: Path, entrypoint: str) -> None:
+    script = """
+import sys, wandb
+print(wandb.Table.__module__)
+sys.exit(0)
+"""
+    environment = {"wandb": "zerolab"}
+    folder = make_run(tmp_path / "run", script, 1, entrypoint, environment=environment)
+    outcome = end_of(server.start(folder, ENVIRONMENT), folder)
+    assert outcome == Outcome(0), folder.stderr(0).read_text()
+    assert folder.stdout(0).read_text() == "zerolab.extensions.wandb_api.media_values\n"
+
+
 def test_gpu_ranks_are_not_forked(server: ForkServer, tmp_path: Path) -> None:
     script = """
 import atexit, os, sys

@@ -9,7 +9,15 @@ from zerolab.cli.config_overrides import Values, read_changes
 from zerolab.cli.connection import InProject
 from zerolab.cli.output import AsJson, print_json, print_message, print_warnings, result
 
-__all__ = ["Config", "ModelDir", "Test", "print_waiting_reason", "read_submission", "submit"]
+__all__ = [
+    "AsWandb",
+    "Config",
+    "ModelDir",
+    "Test",
+    "print_waiting_reason",
+    "read_submission",
+    "submit",
+]
 
 Config = Annotated[
     Path,
@@ -25,6 +33,10 @@ Test = Annotated[
     bool,
     typer.Option("--test", help="Train one batch, validate once, save one checkpoint, and stop."),
 ]
+AsWandb = Annotated[
+    bool,
+    typer.Option("--as-wandb", help="Let `import wandb` in the trials report to Zerolab."),
+]
 
 
 def submit(
@@ -37,6 +49,7 @@ def submit(
         bool,
         typer.Option("--paused", help="Create it paused; `zerolab experiment activate` starts it."),
     ] = False,
+    as_wandb: AsWandb = False,
     as_json: AsJson = False,
 ) -> None:
     """Submit an experiment to the server, and print its id.
@@ -46,7 +59,7 @@ def submit(
     """
     from zerolab.cli.connection import connect
 
-    content, archive = read_submission(config, model_dir, values, project)
+    content, archive = read_submission(config, model_dir, values, project, as_wandb=as_wandb)
     with connect() as client:
         experiment = client.create_experiment(content, archive, activate=not paused, test=test)
     if as_json:
@@ -65,7 +78,12 @@ def print_waiting_reason(experiment: dict[str, Any]) -> None:
 
 
 def read_submission(
-    config: Path, model_dir: Path | None, values: list[str] | None, project: str | None = None
+    config: Path,
+    model_dir: Path | None,
+    values: list[str] | None,
+    project: str | None = None,
+    *,
+    as_wandb: bool = False,
 ) -> tuple[dict[str, Any], bytes]:
     """Read and check an experiment and pack its model, before anything is started.
 
@@ -74,6 +92,7 @@ def read_submission(
         model_dir: The model directory, if it is not the folder of the file.
         values: ``KEY=VALUE`` overrides of the file.
         project: Project that overrides the file's.
+        as_wandb: Whether ``import wandb`` reports to Zerolab.
 
     Raises:
         ConfigError: With every problem of the experiment file and its engine file.
@@ -85,6 +104,8 @@ def read_submission(
     from zerolab.config.validation import check_experiment
 
     config = experiment_file(config)
+    if as_wandb:
+        values = [*(values or ()), "environment.wandb=zerolab"]
     changes = read_changes(None, values, paused=False)["config"]
     content = merge(read_yaml(config), changes)
     if project is not None:

@@ -23,7 +23,7 @@ from zerolab.registry import Registry
 if TYPE_CHECKING:
     from zerolab.reports.media_files import MediaItem
 
-__all__ = ["SOURCES", "ImportedRun", "run_name"]
+__all__ = ["SOURCES", "ImportedRun", "metric_group", "run_name"]
 
 SOURCES: Registry[Any] = Registry("zerolab.import_sources", {})
 """Import sources by name."""
@@ -32,6 +32,21 @@ _MAX_STEP = 2**53
 _LINE_POINTS = 10_000
 _GROUPS = ("training", "validation", "system")
 _VALIDATION = re.compile(r"(?:^|[/_. -])(?:val|valid|validation|eval|evaluation|test)(?:$|[/_. -])")
+
+
+def metric_group(name: str) -> tuple[str, str]:
+    """Return the group of another tracker's metric, and its name there.
+
+    ``validation/NAME`` and the like select a group. Otherwise a metric whose name contains ``val``,
+    ``eval`` or ``test`` as a word is in the group validation, all others in training.
+
+    Args:
+        name: Name of the metric in the other tracker.
+    """
+    group, _, rest = name.partition("/")
+    if group in _GROUPS and rest:
+        return group, rest
+    return "validation" if _VALIDATION.search(name.lower()) else "training", name
 
 
 class _Series:
@@ -82,11 +97,8 @@ class ImportedRun:
             return
         series = self._by_name.get(name)
         if series is None:
-            group, _, rest = name.partition("/")
-            if group not in _GROUPS or not rest:
-                is_validation = _VALIDATION.search(name.lower())
-                group, rest = "validation" if is_validation else "training", name
-            series = self._by_name[name] = self._series.setdefault((group, rest), _Series())
+            series = self._series.setdefault(metric_group(name), _Series())
+            self._by_name[name] = series
         series.steps.append(step)
         series.values.append(value)
         series.times.append(time if 0 <= time < _YEAR_10000 else 0.0)

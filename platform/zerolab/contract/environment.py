@@ -3,6 +3,7 @@
 __all__ = [
     "ENV_AS_DEEPSPEED",
     "ENV_AS_DETERMINED",
+    "ENV_AS_WANDB",
     "ENV_COLLECTIVE_TIMEOUT",
     "ENV_DATABASE",
     "ENV_HOME",
@@ -45,6 +46,9 @@ ENV_AS_DETERMINED = "ZEROLAB_AS_DETERMINED"
 """1: the ranks of a run import Zerolab's replacement of determined."""
 ENV_AS_DEEPSPEED = "ZEROLAB_AS_DEEPSPEED"
 """1: ``import deepspeed`` imports this engine if DeepSpeed is not installed; ``force``: always."""
+
+ENV_AS_WANDB = "ZEROLAB_AS_WANDB"
+"""1: ``import wandb`` in a run imports :mod:`zerolab.compat.wandb`."""
 
 ENV_PRELOAD = "ZEROLAB_PRELOAD"
 """0: an agent imports torch with its first trial class instead of at its start."""

@@ -14,6 +14,7 @@ import msgspec
 from zerolab.contract.environment import (
     ENV_AS_DEEPSPEED,
     ENV_AS_DETERMINED,
+    ENV_AS_WANDB,
     ENV_COLLECTIVE_TIMEOUT,
     ENV_DATABASE,
     ENV_HOME,
@@ -30,6 +31,7 @@ from zerolab.contract.storage import StorageAddress
 __all__ = [
     "ENV_AS_DEEPSPEED",
     "ENV_AS_DETERMINED",
+    "ENV_AS_WANDB",
     "ENV_COLLECTIVE_TIMEOUT",
     "ENV_DATABASE",
     "ENV_HOME",

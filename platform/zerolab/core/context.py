@@ -548,7 +548,7 @@ class Context(NamesReplacements):
         self._reporter: Reporter | None = None
         self._poller: DirectivePoller | None = None
         if distributed.is_chief:
-            self._reporter = reporter or Reporter(info)
+            self._reporter = reporter or _open_reporter(info, platform=platform) or Reporter(info)
             self._poller = DirectivePoller(info, self._reporter.stale, sigterm=False)
         self._machines = MachineMetrics(distributed) if platform and info.master else None
         self.train = TrainContext(info, self._reporter, self._machines)
@@ -650,6 +650,13 @@ class Context(NamesReplacements):
 def _print(line: str) -> None:
     """Print to standard error, as a program may parse the script's standard output."""
     print(line, file=sys.stderr, flush=True)  # noqa: T201 - for the user of a script
+
+
+def _open_reporter(info: RunSpec, *, platform: bool) -> Reporter | None:
+    """Return the reporter that calls of wandb have opened for the run of this process."""
+    reporter = Reporter.newest_open
+    is_same = reporter is not None and reporter.spec.run_dir == info.run_dir
+    return reporter if platform and is_same else None
 
 
 def _is_searched(info: RunSpec) -> bool:

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -82,6 +82,9 @@ class Reporter:
         spool_only: Write to the spool, even if there is neither a server nor a target.
     """
 
+    newest_open: ClassVar["Reporter | None"] = None
+    """Newest reporter of this process that is not closed."""
+
     def __init__(
         self,
         spec: RunSpec,
@@ -91,7 +94,8 @@ class Reporter:
         spool_only: bool = False,
     ) -> None:
         run_dir = Path(spec.run_dir)
-        self._spec = spec
+        self.spec = spec
+        """The run."""
         self._lock = threading.Lock()
         self._buffered: deque[bytes] = deque()
         self._invalid_names: set[str] = set()
@@ -120,6 +124,7 @@ class Reporter:
             self._sender.start()
         elif not spool_only:
             self._sink = MetricsFile(run_dir / METRICS_FILE, spec)
+        Reporter.newest_open = self
 
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         """Report named numbers.
@@ -253,8 +258,8 @@ class Reporter:
         digest = self._media_files.write(item)
         self._put(msgspec.structs.replace(record, digest=digest))
         if self._sender is not None and self._media_uploader is None:
-            store = self._target or MediaStore.of_run(self._spec)
-            directory = Path(self._spec.run_dir, MEDIA_DIR)
+            store = self._target or MediaStore.of_run(self.spec)
+            directory = Path(self.spec.run_dir, MEDIA_DIR)
             self._media_uploader = MediaUploader(directory, store, self.stale)
             self._media_uploader.start()
 
@@ -273,6 +278,8 @@ class Reporter:
         Returns:
             Whether everything has arrived (without a server: is in the file).
         """
+        if Reporter.newest_open is self:
+            Reporter.newest_open = None
         with self._lock:
             self._flush_buffer()
             done = not self._buffered

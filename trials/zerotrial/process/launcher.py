@@ -17,6 +17,7 @@ from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import (
     ENV_AS_DEEPSPEED,
     ENV_AS_DETERMINED,
+    ENV_AS_WANDB,
     ENV_HOSTS,
     ENV_RUN_SPEC,
     ENV_SCRIPT,
@@ -160,17 +161,22 @@ def _launch(spec_file: Path, sigterm: DeferredSigterm) -> Outcome:
 
 
 def _replace_modules() -> None:
-    """Make ``import deepspeed`` or ``determined`` find replacements, if the run asks for it.
+    """Make imports of other libraries find the replacements that the run asks for.
 
     Raises:
-        ConfigError: If the extension is not installed.
+        ConfigError: If the extension of a replacement is not installed.
     """
-    for name, variable in (("deepspeed", ENV_AS_DEEPSPEED), ("determined", ENV_AS_DETERMINED)):
+    variables = {
+        "deepspeed": ENV_AS_DEEPSPEED,
+        "determined": ENV_AS_DETERMINED,
+        "wandb": ENV_AS_WANDB,
+    }
+    for module, variable in variables.items():
         if os.environ.get(variable, "0") in {"", "0"}:
             continue
-        if problem := REPLACEMENTS.problem(name):
-            raise ConfigError(f"environment.{name}", [problem])
-        REPLACEMENTS[name]()
+        if problem := REPLACEMENTS.problem(module):
+            raise ConfigError(f"environment.{module}", [problem])
+        REPLACEMENTS[module]()
 
 
 def _staged(spec: RunSpec, spec_file: Path) -> AbstractContextManager[Outcome | None]:

@@ -18,7 +18,14 @@ from zerolab.cli.output import (
     print_message,
     unread_text,
 )
-from zerolab.cli.submit import Config, ModelDir, Test, print_waiting_reason, read_submission
+from zerolab.cli.submit import (
+    AsWandb,
+    Config,
+    ModelDir,
+    Test,
+    print_waiting_reason,
+    read_submission,
+)
 
 if TYPE_CHECKING:
     from zerolab.client.http import Client
@@ -41,6 +48,7 @@ def run(
         bool, typer.Option("--cpu", help="Use CPU slots even if there are GPUs.")
     ] = False,
     port: Port = None,
+    as_wandb: AsWandb = False,
     as_json: AsJson = False,
 ) -> None:
     """Train an experiment, show its progress, and print the result.
@@ -59,7 +67,7 @@ def run(
     from zerolab.paths import Home, named_master
     from zerolab.registry import PARTS
 
-    content, archive = read_submission(config, model_dir, values, project)
+    content, archive = read_submission(config, model_dir, values, project, as_wandb=as_wandb)
     home = Home.default()
     if named_master() is None:
         start_services(

@@ -8,6 +8,7 @@ from zerolab.config.experiment.resources import fewer_slots
 from zerolab.contract.spec import (
     ENV_AS_DEEPSPEED,
     ENV_AS_DETERMINED,
+    ENV_AS_WANDB,
     FitSpec,
     HostSlots,
     LengthSpec,
@@ -79,6 +80,7 @@ def variables_of(config: ExperimentConfig) -> dict[str, dict[str, str]]:
     replaced = {
         ENV_AS_DEEPSPEED: config.environment.deepspeed,
         ENV_AS_DETERMINED: config.environment.determined,
+        ENV_AS_WANDB: config.environment.wandb,
     }
     always = {name: "1" for name, setting in replaced.items() if setting is not None}
     return {

@@ -108,6 +108,10 @@ class EnvironmentConfig(Section):
     determined: Literal["zerolab"] | None = None
     """``zerolab``: code that imports determined gets Zerolab's replacement of it."""
 
+    wandb: Literal["zerolab"] | None = None
+    """``zerolab``: ``import wandb`` imports ``zerolab.compat.wandb``, and metrics, media and files
+    that the script logs become those of the trial."""
+
     python: Annotated[str, AfterValidator(_python)] | None = None
     """Another interpreter for the ranks, or the directory of a conda or virtual environment, at the
     same path on every machine, with Zerolab in the same version. By default the agent's

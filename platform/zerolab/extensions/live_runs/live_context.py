@@ -21,7 +21,7 @@ from zerolab.contract.spec import RunSpec
 from zerolab.contract.storage import StorageAddress
 from zerolab.core.context import Context
 from zerolab.core.socket_ranks import SocketRanks
-from zerolab.errors import StaleRunError, ZerolabError
+from zerolab.errors import StaleRunError, UnreachableError, ZerolabError
 from zerolab.extensions.live_runs.connection import LiveConnection
 from zerolab.extensions.live_runs.delivery import finish_delivery
 from zerolab.extensions.live_runs.run_directory import (
@@ -56,6 +56,8 @@ def init_live(
     hparams: Mapping[str, Any] | None = None,
     directory: Path | str | None = None,
     timeout_s: float = 1800.0,
+    ranks: SocketRanks | None = None,
+    handle_sigterm: bool = True,
 ) -> "LiveContext":
     """Start a run that reports to a server.
 
@@ -71,12 +73,14 @@ def init_live(
         hparams: Hyperparameters.
         directory: Directory for the reports until they are sent.
         timeout_s: Maximum wait for the other ranks in a collective, in seconds.
+        ranks: Ranks of the run; by default those of torchrun's variables.
+        handle_sigterm: Whether SIGTERM requests preemption, instead of ending the process.
 
     Raises:
         ConfigError: If an argument is invalid.
     """
     client = Client(server, token or token_of(Home.default())) if server else None
-    distributed = SocketRanks.from_environment(timeout_s=timeout_s)
+    distributed = ranks or SocketRanks.from_environment(timeout_s=timeout_s)
     now = datetime.datetime.now(datetime.UTC)
     session = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
     script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
@@ -92,7 +96,7 @@ def init_live(
     path = Path(directory) if directory is not None else Path.cwd() / LIVE_DIR
     chosen = Path(distributed.broadcast(str(path.absolute() / session)))
     live = LiveDirectory.create(chosen, info) if distributed.is_chief else None
-    return LiveContext(info, distributed, chosen, live, client)
+    return LiveContext(info, distributed, chosen, live, client, handle_sigterm=handle_sigterm)
 
 
 class LiveContext(Context):
@@ -104,6 +108,7 @@ class LiveContext(Context):
         path: Directory of the run.
         directory: The same on the chief, None on other ranks.
         client: Client of the server; None if the run is offline.
+        handle_sigterm: Whether SIGTERM requests preemption, instead of ending the process.
     """
 
     def __init__(
@@ -113,6 +118,8 @@ class LiveContext(Context):
         path: Path,
         directory: LiveDirectory | None,
         client: Client | None,
+        *,
+        handle_sigterm: bool = True,
     ) -> None:
         self._live_info = info
         self._directory = directory
@@ -137,6 +144,8 @@ class LiveContext(Context):
             address, owner=local_owner(address, str(path)), local=str(path / "cache")
         )
         super().__init__(spec, distributed, store, platform=False, reporter=reporter)
+        if not handle_sigterm:
+            self._sigterm.restore()
         self._ended = False
         self._failure: str | None = None
         """Error that ended the script without :meth:`finish`."""
@@ -171,6 +180,24 @@ class LiveContext(Context):
         """Address of the experiment in the web page; empty until the server has it."""
         connection = self._connection
         return connection.page if connection is not None and connection.experiment_id else ""
+
+    def connect(self) -> int:
+        """Open the run on the server now, instead of with the first report.
+
+        Returns:
+            The first step that the run has not reported: 0 for a new run, and without a server.
+
+        Raises:
+            ZerolabError: If the server rejects the token or the run.
+        """
+        if self._connection is None:
+            return 0
+        try:
+            self._connection.open()
+        except UnreachableError as error:
+            logger.warning("reports stay in %s for now: %s", self.directory, error)
+            return 0
+        return self._connection.first_step
 
     def set_hparams(self, hparams: Mapping[str, Any]) -> None:
         """Replace the hyperparameters; they are sent in the background."""

@@ -85,6 +85,8 @@ class ExternalRun(Resource, frozen=True):
     experiment_id: int
     trial_id: int
     run_id: int
+    steps_completed: int
+    """Last step of the trial; 0 for a new one."""
     token: str
     """Token for the routes of this run, valid until it ends."""
 
@@ -119,7 +121,7 @@ async def open_run(services: Services, body: NewRun, owner_id: int) -> ExternalR
 
     run = await services.write(job)
     token = services.keys.run_token(run.run_id)
-    return ExternalRun(run.experiment_id, run.trial_id, run.run_id, token)
+    return ExternalRun(run.experiment_id, run.trial_id, run.run_id, run.steps_completed, token)
 
 
 def _submission(services: Services, body: NewRun, owner_id: int) -> Submission:

@@ -52,6 +52,7 @@ class OpenedRun(msgspec.Struct, frozen=True):
     experiment_id: int
     trial_id: int
     run_id: int
+    steps_completed: int
 
 
 def archive_content() -> bytes:
@@ -108,7 +109,7 @@ class ExternalRunService(Service):
         trial = self._trial_of(experiment.id)
         run = self._run_of(trial.id, session)
         if run is not None and run.state != RunState.EXITED and trial.run_id == run.id:
-            return OpenedRun(experiment.id, trial.id, run.id)
+            return OpenedRun(experiment.id, trial.id, run.id, trial.steps_completed)
         if run is not None and trial.state == TrialState.CANCELED:
             raise StaleRunError(f"experiment {experiment.id} was canceled")
         if experiment.deleting:
@@ -126,7 +127,7 @@ class ExternalRunService(Service):
         self.work.save(trials, trial.id, run_id=run_id, restart_at=None, started_at=started_at)
         self.lifecycle.move_trial(self.work.find(TrialRow, trial.id), TrialState.RUNNING)
         self.work.save(experiments, experiment.id, started_at=experiment.started_at or now)
-        return OpenedRun(experiment.id, trial.id, run_id)
+        return OpenedRun(experiment.id, trial.id, run_id, trial.steps_completed)
 
     def end(self, run_id: int, error: str | None) -> None:
         """End a run and its trial; idempotent.

@@ -1,0 +1,1 @@
+"""Replacements of modules of other trackers."""

@@ -1,0 +1,1 @@
+"""Folder for the search path of scripts: the module `wandb`."""
