@@ -61,6 +61,24 @@ def test_standalone_run_reports_saves_and_resumes(tmp_path: Path) -> None:
             pass
 
 
+def test_alert_of_any_values_is_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Unprintable:
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    zerolab.core.alert("nobody listens")
+    assert "nobody listens" in caplog.text
+    with zerolab.core.init(directory=tmp_path) as context:
+        context.alert("Loss\nspike", "8.1\x1b[0m\nat step 3")
+        zerolab.core.alert("t" * 300, Unprintable())  # type: ignore[arg-type]
+    first, second = lines(tmp_path)[1:]
+    assert (first["kind"], first["title"]) == ("alert", "Loss spike")
+    assert first["text"] == "8.1[0m\nat step 3"
+    assert (len(second["title"]), second["text"]) == (
+        200, "Unprintable whose str() raises ValueError: no text",
+    )  # fmt: skip
+
+
 def test_standalone_run_creates_its_own_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -552,7 +552,28 @@ class ZeroTrialContext(MediaReports, NamesReplacements):
         """
         return self._stop_requested
 
-    # Metrics, profiles, TensorBoard
+    # Alerts, metrics, profiles, TensorBoard
+
+    def alert(self, title: str, text: str = "") -> None:
+        """Send a message to the log and to notification channels.
+
+        Every rank may call it; only the chief's messages count. It neither waits for the server nor
+        fails. Channels get at most ten alerts of an experiment in an hour.
+
+        Args:
+            title: At most 200 characters; the rest is cut off.
+            text: At most 4,000 characters; the rest is cut off.
+
+        Example:
+            >>> class MyTrial(zerotrial.ZeroTrial):
+            ...     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+            ...         if self.loss > 8:
+            ...             self.context.alert("Loss spike", f"loss {self.loss:.1f}")
+        """
+        if self.reporter is not None:
+            self.reporter.report_alert(title, text)
+        elif self.distributed.is_chief:  # before or after training
+            logger.warning("alert: %s", title)
 
     def wrap_reducer(
         self,

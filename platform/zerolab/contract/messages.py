@@ -23,6 +23,7 @@ __all__ = [
     "AgentLeave",
     "AgentRegistration",
     "AgentWork",
+    "AlertRecord",
     "BatchReceipt",
     "BoundReached",
     "CheckpointRecord",
@@ -79,6 +80,14 @@ class StateRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="state"):
     time: float
 
 
+class AlertRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="alert"):
+    """Message of the trial's code for the log and for notification channels."""
+
+    title: str
+    text: str
+    time: float
+
+
 class CheckpointRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="checkpoint"):
     """A checkpoint that is complete in the storage."""
 
@@ -90,7 +99,7 @@ class CheckpointRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="check
     time: float
 
 
-Record = MetricsRecord | ProgressRecord | StateRecord | CheckpointRecord | MediaRecord
+Record = MetricsRecord | ProgressRecord | StateRecord | CheckpointRecord | MediaRecord | AlertRecord
 
 
 class ReportBatch(msgspec.Struct, frozen=True):

@@ -38,7 +38,7 @@ from zerolab.registry import PARTS
 from zerolab.replacements import import_error, replacements
 from zerolab.storage.store import CheckpointStore, local_owner
 
-__all__ = ["Context", "current", "init"]
+__all__ = ["Context", "alert", "current", "init"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,26 @@ def current() -> Context | None:
         True
     """
     return Context.newest_open
+
+
+def alert(title: str, text: str = "") -> None:
+    """Send a message as :meth:`Context.alert` of the open context does.
+
+    For code that a script calls. Without an open context it is a warning in the log.
+
+    Args:
+        title: At most 200 characters; the rest is cut off.
+        text: At most 4,000 characters; the rest is cut off.
+
+    Example:
+        >>> with zerolab.core.init() as context:
+        ...     zerolab.core.alert("Data set incomplete", "12 of 100 shards are missing")
+    """
+    context = current()
+    if context is None:
+        logger.warning("alert outside of a context is not sent: %s", title)
+    else:
+        context.alert(title, text)
 
 
 def init(

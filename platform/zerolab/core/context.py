@@ -598,6 +598,23 @@ class Context(NamesReplacements):
         elif self.preempt.acknowledged:
             self._exit(EXIT_PREEMPTED, "preempted")
 
+    def alert(self, title: str, text: str = "") -> None:
+        """Send a message to the log and to notification channels.
+
+        Every rank may call it; only the chief's messages count. It neither waits for the server nor
+        fails. Channels get at most ten alerts of an experiment in an hour.
+
+        Args:
+            title: At most 200 characters; the rest is cut off.
+            text: At most 4,000 characters; the rest is cut off.
+
+        Example:
+            >>> with zerolab.core.init() as context:
+            ...     context.alert("Loss spike", "loss 8.1 at step 300; it was 2.3")
+        """
+        if self._reporter is not None:
+            self._reporter.report_alert(title, text)
+
     def close(self, timeout_s: float = 30.0) -> None:
         """Upload the reports and stop polling; called at the end of ``with``.
 

@@ -27,6 +27,7 @@ from zerolab.contract.media import (
     media_problem,
 )
 from zerolab.contract.messages import (
+    AlertRecord,
     CheckpointRecord,
     MetricsRecord,
     ProgressRecord,
@@ -35,6 +36,7 @@ from zerolab.contract.messages import (
     wire_number,
 )
 from zerolab.contract.names import metric_name_problem
+from zerolab.contract.notifications import alert_text
 from zerolab.contract.spec import RunSpec
 from zerolab.errors import ConfigError, one_line
 from zerolab.formatting import size_text
@@ -174,6 +176,16 @@ class Reporter:
     def report_state(self, state: str) -> None:
         """Report the run's state: starting, training, validating, checkpointing."""
         self._put(StateRecord(state, time.time()))
+
+    def report_alert(self, title: Any, text: Any) -> None:
+        """Report a message for the log and for notification channels.
+
+        Args:
+            title: Shortened to 200 characters.
+            text: Shortened to 4,000 characters.
+        """
+        self._put(AlertRecord(*alert_text(title, text), time.time()))
+        self._wake()
 
     def report_checkpoint(
         self,

@@ -34,6 +34,8 @@ __all__ = ["ExitService", "missing_metric_error"]
 
 _SIGNALS_ABOVE = 128
 """A shell exits with 128 + n if signal n killed its command."""
+_MANY_RESTARTS = 3
+"""Restart of a trial of which extensions are notified; the last one if fewer are permitted."""
 _CAUSE_S = 10.0
 """Seconds to wait for other agents to report the cause after one reports only a lost peer."""
 
@@ -237,6 +239,8 @@ class ExitService(Service):
         text = f"run {run.id} failed: {reason}; restart {number} of {config.max_restarts} "
         text += "when the searcher resumes the trial" if trial.waits else f"in {wait:g} s"
         self.work.log_line(run, text, "WARNING")
+        if number == min(_MANY_RESTARTS, config.max_restarts):
+            self.work.emit("restarts", trial.experiment_id, trial.id, text=text)
 
     def _fail_trial(
         self,
@@ -273,10 +277,13 @@ class ExitService(Service):
 
     def _requeue_lost(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
         """Requeue a trial after an infrastructure failure, without counting a restart."""
-        wait = self._restart_later(trial, self._lost_in_a_row(trial.id))
+        lost = self._lost_in_a_row(trial.id)
+        wait = self._restart_later(trial, lost)
         reason = end.reason or "its machine or its storage failed"
         text = f"run {run.id} was lost: {reason}; it starts again in {wait:g} s, not counted"
         self.work.log_line(run, text, "WARNING")
+        if lost == _MANY_RESTARTS:
+            self.work.emit("restarts", trial.experiment_id, trial.id, text=text)
 
     def _lost_in_a_row(self, trial_id: int) -> int:
         """Return the number of consecutive lost runs at the end of a trial's history."""

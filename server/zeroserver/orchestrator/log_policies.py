@@ -31,6 +31,8 @@ class Match(msgspec.Struct, frozen=True):
     action: str | None
     last: int
     """Index of the last matching line."""
+    line: str = ""
+    """Beginning of that line."""
 
 
 class _Policy(msgspec.Struct, frozen=True):
@@ -78,9 +80,9 @@ class PolicySearch:
         candidates.reverse()
         matches = []
         for policy in policies.all:
-            last = next((index for index, text in candidates if policy.pattern.search(text)), None)
+            last = next((entry for entry in candidates if policy.pattern.search(entry[1])), None)
             if last is not None:
-                matches.append(Match(policy.label, policy.action, last))
+                matches.append(Match(policy.label, policy.action, *last))
         return matches
 
     def _policies(self, run_id: int) -> _Policies:

@@ -15,7 +15,7 @@ from zeroserver.states import ExperimentState
 from zeroserver.store.rows import ExperimentRow, RunRow, read_rows
 from zeroserver.store.schema import WAITING, experiments, runs, trials
 
-__all__ = ["PeriodicService"]
+__all__ = ["PeriodicService", "waits_for_slots"]
 
 _KILLED_AT_ONCE = 64
 """Maximum number of overdue runs that one tick kills; the next tick kills more."""
@@ -108,7 +108,9 @@ class PeriodicService(Service):
             experiments.c.queue_time.is_not(None),
             experiments.c.state.in_([ExperimentState.ACTIVE, ExperimentState.PAUSED]),
         )
-        rows = self.work.connection.execute(limited.add_columns(_waits(now).label("waits")))
+        rows = self.work.connection.execute(
+            limited.add_columns(waits_for_slots(now).label("waits"))
+        )
         for *columns, waits in rows.all():
             row = ExperimentRow(*columns)
             since = row.waits_since
@@ -133,7 +135,12 @@ class PeriodicService(Service):
         self.experiments.fail(experiment.id, error)
 
 
-def _waits(now: float) -> ColumnElement[bool]:
+def waits_for_slots(now: float) -> ColumnElement[bool]:
+    """Return the condition for experiments with queued trials of which none holds slots.
+
+    Args:
+        now: Time of the steady clock; a trial that restarts later does not wait.
+    """
     due = or_(trials.c.restart_at.is_(None), trials.c.restart_at <= now)
     queued = exists().where(
         trials.c.experiment_id == experiments.c.id,

@@ -283,6 +283,10 @@ class RunService(Service):
         if labels != labels_before:
             self.work.save(trials, trial.id, labels=msgspec.json.encode(labels).decode())
             self.work.touch("trial", trial.experiment_id, trial.id)
+            for match in matches:
+                if match.label not in labels_before:
+                    text = f"{match.label}: {match.line}"
+                    self.work.emit("log_pattern", trial.experiment_id, trial.id, text=text)
 
 
 def _bound(fit: FitSpec, trial: TrialRow) -> int | None:

@@ -24,8 +24,21 @@ R = TypeVar("R", bound=Row)
 S = TypeVar("S", bound="Service")
 
 
-EventKind = Literal["created", "finished", "failed", "canceled", "trial_failed"]
-"""Events of experiments, except ``trial_failed``."""
+EventKind = Literal[
+    "created",
+    "finished",
+    "failed",
+    "canceled",
+    "trial_failed",
+    "alert",
+    "restarts",
+    "log_pattern",
+    "nan",
+    "improved",
+    "waiting",
+    "stalled",
+]
+"""Events of experiments until ``canceled``, then of trials, except ``waiting``."""
 
 
 class DomainEvent(msgspec.Struct, frozen=True):
@@ -35,7 +48,9 @@ class DomainEvent(msgspec.Struct, frozen=True):
     experiment_id: int
     trial_id: int | None = None
     text: str = ""
-    """Error of a trial."""
+    """Error of a trial, or other details."""
+    title: str = ""
+    """Title of an alert."""
 
 
 class DomainTransaction(Transaction):
@@ -164,6 +179,7 @@ class DomainTransaction(Transaction):
         trial_id: int | None = None,
         *,
         text: str = "",
+        title: str = "",
     ) -> None:
         """Pass an event to the observers of extensions, in this transaction.
 
@@ -171,13 +187,14 @@ class DomainTransaction(Transaction):
             kind: What has happened.
             experiment_id: The experiment.
             trial_id: The trial, if it is an event of a trial.
-            text: Error of a trial.
+            text: Error of a trial, or other details.
+            title: Title of an alert.
 
         Raises:
             ConfigError: If an observer refuses a new experiment.
         """
         for observe in self.orchestrator.observers:
-            observe(self, DomainEvent(kind, experiment_id, trial_id, text))
+            observe(self, DomainEvent(kind, experiment_id, trial_id, text, title))
 
     def log_line(self, run: RunRow | Reporting, text: str, level: str = "INFO") -> None:
         """Write a line into a run's log, as the server."""

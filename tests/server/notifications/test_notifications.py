@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.server.helpers import Server, on_sqlite, serve
+from tests.server.notifications.helpers import add, fail, messages, sent
 from tests.server.notifications.receiver import Receiver, receiving
 from tests.server.processes import LiveServer
 from tests.waiting import free_port, until
@@ -20,40 +21,6 @@ from zeroserver.extensions.notifications.addresses import (
 DAY_S = 86400.0
 
 
-def add(server: Server, receiver: Receiver, name: str = "team", **options: Any) -> dict[str, Any]:
-    """Add a channel to the receiver; return the response."""
-    answer: dict[str, Any] = server.post(
-        "/notification-channels", {"name": name, "url": receiver.url, **options}
-    )
-    receiver.secret = answer["secret"]
-    return answer
-
-
-def fail(server: Server, reason: str = "ValueError: bad", **config: Any) -> int:
-    """Submit an experiment whose trial fails; return its id."""
-    number: int = server.submit(max_restarts=0, **config)["id"]
-    if number == 1:
-        server.add_agent()
-    trial_id = server.trials(number)[0]["id"]
-    server.exit(server.begin(trial_id).run_id, 1, reason)
-    return number
-
-
-def messages(server: Server) -> list[dict[str, Any]]:
-    """Return the outbox, oldest first."""
-    rows: list[dict[str, Any]] = server.get("/notifications")["notifications"]
-    return rows[::-1]
-
-
-def sent(server: Server, count: int) -> list[dict[str, Any]]:
-    """Wait until so many messages are sent; return them."""
-
-    def delivered() -> list[dict[str, Any]]:
-        return [row for row in messages(server) if row["state"] == "SENT"]
-
-    return until(f"{count} messages are sent", delivered, lambda rows: len(rows) >= count)
-
-
 def tried(server: Server, attempts: int) -> list[dict[str, Any]]:
     """Wait until the oldest message was tried so many times; return all messages."""
     return until(
@@ -63,7 +30,7 @@ def tried(server: Server, attempts: int) -> list[dict[str, Any]]:
 
 def test_failure_sends_signed_message(server: Server, receiver: Receiver) -> None:
     channel = add(server, receiver)["channel"]
-    assert channel["events"] == ["finished", "failed"]
+    assert channel["events"] == ["finished", "failed", "alert"]
     events = ["failed", "trial_failed", "finished"]
     fail(server, labels=["a"], notify={"channels": ["team"], "events": events})
     assert [row["event"] for row in sent(server, 2)] == ["trial_failed", "failed"]

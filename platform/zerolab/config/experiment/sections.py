@@ -183,3 +183,9 @@ class NotifyConfig(Section):
 
     events: list[EventName] | None = None
     """Events that are sent to these channels; by default those of each channel."""
+
+    waiting_after: Annotated[float, Field(ge=60, allow_inf_nan=False)] = 3600.0
+    """Seconds that the experiment waits for slots until the event ``waiting``."""
+
+    stalled_after: Annotated[float, Field(ge=60, allow_inf_nan=False)] = 1800.0
+    """Seconds that a run reports nothing until the event ``stalled``."""

@@ -56,7 +56,7 @@ def add_channel(
         str | None,
         typer.Option(
             metavar="EVENTS",
-            help="Events, separated by commas. Default: finished,failed.",
+            help="Events, separated by commas. Default: finished,failed,alert.",
         ),
     ] = None,
     all_experiments: Annotated[

@@ -99,11 +99,19 @@ def _wording(
         "failed": "failed",
         "canceled": "was canceled",
         "trial_failed": "failed",
+        "alert": "",
+        "restarts": "was restarted several times",
+        "log_pattern": "has a known problem in its log",
+        "nan": "reports NaN",
+        "improved": "has a new best result",
+        "waiting": "waits for slots",
+        "stalled": "reports nothing",
     }
+    title = f"{subject}: {event.title}" if name == "alert" else f"{subject} {titles[name]}"
     text = _summary(experiment)
-    if name == "trial_failed":
+    if trial is not None or event.text:
         text = "\n".join(filter(None, [event.text, text]))
-    return f"{subject} {titles[name]}", text
+    return title, text
 
 
 def _summary(experiment: ExperimentRow) -> str:

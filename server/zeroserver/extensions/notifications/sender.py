@@ -6,6 +6,7 @@ from functools import partial
 
 from zeroserver.errors import StoreError
 from zeroserver.extensions.notifications.delivery import Delivery
+from zeroserver.extensions.notifications.overdue import OverdueScan
 from zeroserver.extensions.notifications.service import (
     MOST_DELAY_S,
     NotificationService,
@@ -27,6 +28,7 @@ _AT_ONCE = 8
 _PAUSE_S, _MOST_PAUSE_S = 5.0, 300.0
 """Pause of a channel after a failure, which doubles with each further one, and its maximum."""
 _EXPIRY_S = 3600.0
+_SCAN_S = 30.0
 
 
 class NotificationSender:
@@ -46,7 +48,8 @@ class NotificationSender:
         self._paused_until: dict[int, float] = {}
         self._failures: dict[int, int] = {}
         self._due = 0.0
-        self._expire_at = 0.0
+        self._expire_at = self._scan_at = 0.0
+        self._overdue = OverdueScan(services, self.state)
         services.orchestrator.observers.append(self._observe)
 
     def _observe(self, work: DomainTransaction, event: DomainEvent) -> None:
@@ -57,6 +60,9 @@ class NotificationSender:
         if self.services.orchestrator.steady() >= self._expire_at:
             self._expire_at = self.services.orchestrator.steady() + _EXPIRY_S
             await self.services.write(lambda work: NotificationService(work, self.state).expire())
+        if self.services.orchestrator.steady() >= self._scan_at:
+            self._scan_at = self.services.orchestrator.steady() + _SCAN_S
+            await self._overdue.scan()
         now = self.services.orchestrator.clock()
         if not (self.state.changed or now >= self._due):
             return

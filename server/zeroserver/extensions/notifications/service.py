@@ -35,7 +35,17 @@ GIVE_UP_S = 24 * 3600.0
 KEPT_S = 30 * 24 * 3600.0
 """Time for which delivered and dropped messages are stored."""
 _REMOVED_AT_ONCE = 1000
+_UNLIMITED = frozenset({"finished", "failed", "canceled"})
+"""Events that an experiment has once."""
+_HOUR_S, _PER_HOUR = 3600.0, 10
+"""Maximum number of messages to a channel about another event of an experiment in an hour."""
+_STORED = "SELECT 1 FROM notifications WHERE channel_id = ? AND event_key = ?"
+_COUNTS = (
+    "SELECT channel_id, count(*) FROM notifications WHERE experiment_id = ? AND event = ? "
+    "AND created_at > ? GROUP BY channel_id"
+)
 _CHANNELS = 100
+_LAST = f"(This is message {_PER_HOUR} of this kind within an hour; further ones are not sent.)"
 _INSERT = (
     "INSERT INTO notifications (channel_id, event_key, event, experiment_id, message, state, "
     "attempts, due_at, created_at) VALUES (?, ?, ?, ?, ?, 'PENDING', 0, ?, ?) "
@@ -136,8 +146,9 @@ class NotificationService(Service):
         if event.kind == "created":
             self._check_channels(event.experiment_id)
         elif self.channels():
-            subject = event.trial_id or event.experiment_id
-            key = f"{event.kind}:{subject}:{secrets.token_hex(8)}"
+            key = f"{event.kind}:{event.trial_id or event.experiment_id}"
+            if event.kind != "nan":  # a trial that has diverged reports nothing else
+                key += f":{secrets.token_hex(8)}"
             self.record(event.kind, event, key)
 
     def _check_channels(self, experiment_id: int) -> None:
@@ -155,26 +166,40 @@ class NotificationService(Service):
     def record(self, name: EventName, event: DomainEvent, key: str) -> None:
         """Store a message for each channel that wants it, once for each key.
 
+        A channel gets at most ten messages about one kind of event of an experiment in an hour,
+        except about its end.
+
         Args:
             name: Name of the event.
             event: The event.
             key: Identifies the event; repeated ones are ignored.
         """
-        interested = list(self._interested(name, event.experiment_id))
+        interested = list(self._interested(name, event.experiment_id, key))
         if not interested:
             return
+        now, counts = self.work.clock(), dict[int, int]()
+        if name not in _UNLIMITED:
+            since = (event.experiment_id, name, now - _HOUR_S)
+            counts.update((channel, count) for channel, count in self.work.raw(_COUNTS, since))
         message = message_about(self.work, name, event, self.state.server_url())
         content = msgspec.json.encode(message).decode()
-        now = self.work.clock()
+        last = msgspec.structs.replace(message, text=f"{message.text}\n{_LAST}".strip())
+        last_content = msgspec.json.encode(last).decode()
         for channel in interested:
-            self.work.run(_INSERT, (channel.id, key, name, event.experiment_id, content, now, now))
+            count = counts.get(channel.id, 0)
+            if count < _PER_HOUR:
+                body = last_content if count == _PER_HOUR - 1 else content
+                values = (channel.id, key, name, event.experiment_id, body, now, now)
+                self.work.run(_INSERT, values)
         self.work.then.append(self.state.note_change)
 
-    def _interested(self, name: EventName, experiment_id: int) -> Iterator[ChannelRow]:
-        """Yield the channels that get messages about an event of an experiment."""
+    def _interested(self, name: EventName, experiment_id: int, key: str) -> Iterator[ChannelRow]:
+        """Yield the channels that get a message about an event and have none with its key."""
         notify = self.work.config(experiment_id).notify
         for channel in self.channels():
-            if name in wanted_events(channel, notify):
+            if name in wanted_events(channel, notify) and not self.work.raw(
+                _STORED, (channel.id, key)
+            ):
                 yield channel
 
     def settle(self, notification_id: int, error: str | None) -> None:

@@ -9,6 +9,7 @@ from sqlalchemy import update
 
 from zerolab.contract.media import MediaRecord
 from zerolab.contract.messages import (
+    AlertRecord,
     CheckpointRecord,
     MetricsRecord,
     ProgressRecord,
@@ -16,6 +17,8 @@ from zerolab.contract.messages import (
     ReportBatch,
     wire_number,
 )
+from zerolab.contract.notifications import alert_text
+from zerolab.contract.secret_text import mask_values
 from zeroserver.orchestrator.checkpoints.checkpoint_service import (
     CheckpointService,
     check_checkpoint,
@@ -55,6 +58,9 @@ class _BatchSummary(msgspec.Struct):
     media: list[MediaRecord] = msgspec.field(default_factory=list)
     notable: list[MetricsRecord | CheckpointRecord] = msgspec.field(default_factory=list)
     """Validations and checkpoints, which need further processing."""
+    alerts: list[AlertRecord] = msgspec.field(default_factory=list)
+    nan: tuple[str, int] | None = None
+    """Metric and step of the first NaN."""
 
 
 _SEARCHING = {ExperimentState.ACTIVE, ExperimentState.PAUSED}
@@ -97,6 +103,8 @@ class ReportService(Service):
             self.work.run(statement, (summary.steps, run.trial_id))
         if summary.changes:
             self.work.save(trials, run.trial_id, **summary.changes)
+        if summary.alerts or summary.nan:
+            self._notify(run, summary)
         if "progress" in summary.changes:
             self._follow_only_trial(run.experiment_id, summary.changes["progress"])
         last = stored + len(fresh)
@@ -126,9 +134,27 @@ class ReportService(Service):
                 summary.notable.append(record)
             elif isinstance(record, MediaRecord):
                 summary.media.append(record)
+            elif isinstance(record, AlertRecord):
+                summary.alerts.append(record)
             else:
                 summary.changes["activity"] = shown_activity(record.state)
+        summary.nan = points.nan
         return summary
+
+    def _notify(self, run: Reporting, summary: _BatchSummary) -> None:
+        """Store alerts in the log, and pass them and the first NaN to extensions."""
+        for alert in summary.alerts:
+            secrets = self.work.secrets_of(run.experiment_id)
+            title, text = (
+                mask_values(part, secrets) for part in alert_text(alert.title, alert.text)
+            )
+            line = f"{title}: {text}" if text else title
+            self.work.log_line(run, f"alert: {line}", "WARNING")
+            self.work.emit("alert", run.experiment_id, run.trial_id, title=title, text=text)
+        if summary.nan is not None:
+            name, step = summary.nan
+            text = f"{name} is NaN at batch {step}"
+            self.work.emit("nan", run.experiment_id, run.trial_id, text=text)
 
     def _follow_only_trial(self, experiment_id: int, progress: float) -> None:
         """Set the progress of an experiment with one trial; it never decreases."""
@@ -214,6 +240,10 @@ class ReportService(Service):
                 best_columns = {"best_validation": value, "best_trial_id": trial.id}
                 self.work.save(experiments, experiment.id, **best_columns)
                 self.work.touch("experiment", experiment.id, experiment.id)
+                if experiment.best_validation is not None:
+                    text = f"{metric} {value:.6g} at batch {record.steps}, "
+                    text += f"before {experiment.best_validation:.6g}"
+                    self.work.emit("improved", experiment.id, trial.id, text=text)
         done = trial.stop is not None or trial.state in TRIAL_ENDED
         repeated = record.steps <= trial.searcher_steps  # a restarted trial repeats reports
         if done or repeated or experiment.state not in _SEARCHING:

@@ -28,6 +28,8 @@ class PointReader:
         self._trial_id = trial_id
         self._ids: dict[str, dict[str, int]] = {}
         """Group to its accepted names that were looked up, with their ids."""
+        self.nan: tuple[str, int] | None = None
+        """Name and step of the first NaN that was read, except of system metrics."""
 
     def read(self, record: MetricsRecord) -> list[Point]:
         """Convert a record into points; metrics with names that are not accepted are skipped.
@@ -45,11 +47,17 @@ class PointReader:
             (
                 ids[name],
                 steps,
-                value if type(value) is float and value == value else stored_number(name, value),  # noqa: PLR0124 - false for NaN
+                value if type(value) is float and value == value else self._number(record, name),  # noqa: PLR0124 - false for NaN
                 when,
             )
             for name, value in values.items()
         ]
+
+    def _number(self, record: MetricsRecord, name: str) -> float | None:
+        number = stored_number(name, record.values[name])
+        if number is None and self.nan is None and record.group != "system":
+            self.nan = name, record.steps
+        return number
 
     def _admit(self, record: MetricsRecord) -> tuple[dict[str, float | str], dict[str, int]]:
         """Return the values of a record with accepted names, and the ids of the names."""
