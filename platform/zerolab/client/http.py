@@ -333,15 +333,17 @@ class Client(Transport):
         events: Sequence[str] | None = None,
         *,
         all_experiments: bool = False,
+        kind: str = "webhook",
     ) -> Json:
         """Add a notification channel.
 
         Args:
             name: Name for ``notify.channels`` of experiments.
-            url: URL of a webhook; the server never shows it again.
-            events: Names of events; None for ``finished`` and ``failed``.
+            url: URL of a webhook or of apprise; the server never shows it again.
+            events: Names of events; None for ``finished``, ``failed`` and ``alert``.
             all_experiments: Send messages about all experiments, not only about those that name
                 the channel.
+            kind: ``webhook`` or ``apprise``.
 
         Returns:
             ``channel``, as in :meth:`notification_channels`, and ``secret``, which signs the
@@ -357,7 +359,12 @@ class Client(Transport):
             Traceback (most recent call last):
             zerolab.errors.ConfigError: ...
         """
-        body: Json = {"name": name, "url": url, "all_experiments": all_experiments}
+        body: Json = {
+            "name": name,
+            "url": url,
+            "kind": kind,
+            "all_experiments": all_experiments,
+        }
         if events is not None:
             body["events"] = list(events)
         return self.post("/notification-channels", body)

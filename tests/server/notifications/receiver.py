@@ -23,6 +23,8 @@ class Receiver:
     held: threading.Event = field(default_factory=threading.Event)
     """Responses wait for it while ``hold`` is set."""
     hold: bool = False
+    location: str = ""
+    """Target of redirects; a path of the receiver by default."""
     headers: list[dict[str, str]] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
 
@@ -62,7 +64,8 @@ def receiving(port: int = 0) -> Iterator[Receiver]:
             status = receiver.statuses.pop(0) if receiver.statuses else 204
             self.send_response(status)
             if status == 302:
-                self.send_header("Location", f"http://localhost:{receiver.port}/elsewhere")
+                elsewhere = f"http://localhost:{receiver.port}/elsewhere"
+                self.send_header("Location", receiver.location or elsewhere)
             self.send_header("Content-Length", "0")
             self.end_headers()
 

@@ -52,6 +52,14 @@ def add_channel(
             "it is no argument, since others could see it.",
         ),
     ],
+    kind: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND",
+            help="webhook, or apprise for a URL such as mailto:// or slack://, which needs the "
+            "extra notify on the server.",
+        ),
+    ] = "webhook",
     events: Annotated[
         str | None,
         typer.Option(
@@ -77,7 +85,9 @@ def add_channel(
     url = _read_url(url_file)
     names = None if events is None else [event.strip() for event in events.split(",")]
     with connect() as client:
-        answer = client.add_notification_channel(name, url, names, all_experiments=all_experiments)
+        answer = client.add_notification_channel(
+            name, url, names, all_experiments=all_experiments, kind=kind
+        )
     if as_json:
         print_json(answer)
         return

@@ -1,7 +1,7 @@
 """Routes of notification channels and their messages."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from fastapi import Path, Query, Response
@@ -14,7 +14,6 @@ from zeroserver.access.routes import ACCESS, ADMIN, VIEWER
 from zeroserver.api.common import Limit, Whole
 from zeroserver.api.rows import iso
 from zeroserver.api.strict_route import resource_router
-from zeroserver.extensions.notifications.addresses import AddressError, resolve, url_problem
 from zeroserver.extensions.notifications.delivery import Delivery
 from zeroserver.extensions.notifications.messages import test_message
 from zeroserver.extensions.notifications.resources import (
@@ -107,7 +106,9 @@ class NewChannel(BaseModel):
 
     name: Annotated[str, AfterValidator(check_channel_name)]
     url: Annotated[str, Field(min_length=1, max_length=4000)]
-    """URL of a webhook."""
+    """URL of a webhook, or of apprise."""
+    kind: Literal["webhook", "apprise"] = "webhook"
+    """``apprise`` sends through the services that apprise supports; needs the extra notify."""
     events: Annotated[list[EventName], Field(min_length=1)] = Field(
         default_factory=lambda: list(DEFAULT_EVENTS)
     )
@@ -119,18 +120,14 @@ class NewChannel(BaseModel):
 @router.post("/notification-channels", status_code=201)
 async def create_notification_channel(services: ServicesDep, body: NewChannel) -> ChannelAnswer:
     """Add a channel; the response has the secret of a webhook, which is not shown again."""
-    problem = url_problem(body.url)
-    if problem is None:
-        try:
-            await resolve(body.url, allow_private=services.settings.private_webhooks)
-        except AddressError as error:
-            problem = str(error)
+    delivery = services.part(Delivery)
+    problem = await delivery.problem_of(services.settings, body.kind, body.url)
     if problem is not None:
-        raise ConfigError("channel", [f"url: {problem}"])
+        raise ConfigError("channel", [problem])
     secret = await services.write(
         lambda work: NotificationService(work, services.part(NotificationState)).add(
             body.name,
-            "webhook",
+            body.kind,
             body.url,
             _unique(body.events),
             all_experiments=body.all_experiments,
