@@ -161,6 +161,7 @@ def _serve(options: argparse.Namespace) -> int:
             limits=Limits(
                 metric_names=options.metric_names,
                 log_bytes=options.log_megabytes << 20,
+                audit_days=options.audit_days,
                 searcher_memory_bytes=options.searcher_memory_megabytes << 20,
                 searcher_cpu_s=options.searcher_cpu_seconds,
             ),
@@ -300,6 +301,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="size of the log of a run in the database; beyond it the oldest lines are dropped "
         f"(default: {limits.log_bytes >> 20})",
+    )
+    parser.add_argument(
+        "--audit-days",
+        type=_count,
+        metavar="N",
+        help="days after which an entry of the audit log is deleted (default: keep all entries)",
     )
     parser.add_argument(
         "--allow-private-webhooks",

@@ -74,6 +74,9 @@ class Limits(msgspec.Struct, frozen=True):
     log_bytes: int = 64 * 1024**2
     """Maximum size of a run's log; the oldest lines are dropped."""
 
+    audit_days: int | None = None
+    """Days after which an entry of the audit log is deleted; None keeps all."""
+
     archive_bytes: int = ARCHIVE_BYTES
     """Maximum size of a compressed model directory."""
 

@@ -36,7 +36,7 @@ from zerolab.contract.spec import RunSpec
 from zeroserver.app import create_app
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services
-from zeroserver.settings import Settings, Timings
+from zeroserver.settings import Limits, Settings, Timings
 from zeroserver.store.database import Transaction
 
 PREFIX = "/api/v1"
@@ -266,10 +266,16 @@ def serve(
     database_url: str = "",
     timings: Timings | None = None,
     clock: Clock | None = None,
+    limits: Limits | None = None,
 ) -> Iterator[Server]:
     """Run a server in this process until the block ends."""
     home = directory / "home"
-    settings = Settings(home=home, database_url=database_url, timings=timings or PLAYED)
+    settings = Settings(
+        home=home,
+        database_url=database_url,
+        timings=timings or PLAYED,
+        limits=limits or Limits(),
+    )
     app = create_app(settings)
     services: Services = app.state.services
     services.url = "http://127.0.0.1"

@@ -786,6 +786,28 @@ class Client(Transport):
         """
         return self._list("/audit", "changes", filters)
 
+    def usage(self, by: str = "user", month: str | None = None) -> Json:
+        """Return slot-hours in a month, and the disk usage now.
+
+        Args:
+            by: ``user``, ``label`` or ``pool``.
+            month: ``YYYY-MM``, in UTC; None for the current one.
+
+        Returns:
+            ``month``, ``by`` and ``usage``: a list of dicts with ``name``, ``experiments``,
+            ``slot_hours`` and ``disk_bytes``, the largest first.
+
+        Raises:
+            ConfigError: If a value is invalid.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.usage(by="pool", month="2020-01")["month"]
+            '2020-01'
+        """
+        params = {"by": by} if month is None else {"by": by, "month": month}
+        return self.get("/usage", **params)
+
     def set_password(self, user: str, password: str | None, *, current: str | None = None) -> None:
         """Set the password of a user for the web page.
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +13,8 @@ from tests.server.access.test_security import all_routes, signed_in
 from tests.server.helpers import Server, checkpoint, serve, validation
 from zeroserver.access.guard import Guard
 from zeroserver.access.routes import ACCESS, PUBLIC, RANKS, Access
-from zeroserver.extensions.users.service import LastUse
+from zeroserver.extensions.users.service import AuditRetention, LastUse
+from zeroserver.settings import Limits
 from zeroserver.store.user_directory import digest_of
 
 PREFIX = "/api/v1"
@@ -432,6 +434,17 @@ def test_changes_of_users_are_recorded(server: Server) -> None:
     assert [change["id"] for change in page["changes"]] == [7, 5]
     older = server.get("/audit", user="ann", limit=2, after=page["next_after"])
     assert (len(older["changes"]), older["next_after"]) == (1, None)
+
+
+@pytest.mark.parametrize(("days", "kept"), [(None, [2, 1]), (365, [2])])
+def test_audit_days_delete_old_changes(tmp_path: Path, days: int | None, kept: list[int]) -> None:
+    with serve(tmp_path, limits=Limits(audit_days=days)) as server:
+        server.post("/users", {"name": "ann", "role": "member"})
+        server.clock.now += 364 * 86400.0
+        server.post("/users", {"name": "vic", "role": "member"})
+        server.clock.now += 2 * 86400.0
+        server.http.portal.call(AuditRetention(server.services).tick)  # type: ignore[union-attr]
+        assert [row["id"] for row in server.get("/audit")["changes"]] == kept
 
 
 def sign_in(server: Server, user: str, password: str, **headers: str) -> httpx.Response:

@@ -11,16 +11,17 @@ from zeroserver.access.routes import Role
 from zeroserver.orchestrator.service import Service
 from zeroserver.services import Services
 from zeroserver.store.rows import TokenRow, UserRow, read_row, read_rows
-from zeroserver.store.schema import tokens, users
+from zeroserver.store.schema import audit, tokens, users
 from zeroserver.store.user_directory import ADMIN, digest_of
 
-__all__ = ["LastUse", "UserService"]
+__all__ = ["AuditRetention", "LastUse", "UserService"]
 
 _MAX_TOKENS = 100
 """Maximum number of tokens of a user, all of which are in memory."""
 
 _STORE_S = 60.0
 """Interval between updates of the last use of tokens."""
+_EXPIRY_S, _REMOVED_AT_ONCE = 3600.0, 1000
 
 
 class UserService(Service):
@@ -152,6 +153,40 @@ class UserService(Service):
 
 def _tokens_of(user: UserRow) -> Select[Any]:
     return select(tokens).where(tokens.c.user_id == user.id).order_by(tokens.c.id)
+
+
+class AuditRetention:
+    """Deletes entries of the audit log after ``--audit-days``, some with each tick.
+
+    Args:
+        services: Services of the server.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._due_at = 0.0
+
+    async def tick(self) -> None:
+        """Delete some old entries, once an hour or until none is left."""
+        now = self._services.orchestrator.steady()
+        if now < self._due_at:
+            return
+        days = self._services.settings.limits.audit_days
+        if days is None:
+            return
+        oldest = self._services.orchestrator.clock() - days * 86400.0
+        columns = audit.c
+        some = select(columns.id, columns.time).order_by(columns.id).limit(_REMOVED_AT_ONCE)
+        first = some.subquery()
+        old = select(first.c.id).where(first.c.time < oldest)
+        removed = await self._services.write(
+            lambda work: work.connection.execute(delete(audit).where(columns.id.in_(old))).rowcount
+        )
+        if removed < _REMOVED_AT_ONCE:
+            self._due_at = now + _EXPIRY_S
+
+    def close(self) -> None:
+        """Do nothing: the next server continues."""
 
 
 class LastUse:
