@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Service",
     "agent_of",
+    "checked_server_options",
     "running_process",
     "server_of",
     "start_services",
     "stop_services",
+    "with_absolute_paths",
 ]
 
 _UP_S = 120.0
@@ -108,9 +110,7 @@ def start_services(
     """
     home.create()
     home.ensure_token()
-    options, variables = _split_database_option(_with_absolute_paths(server_options))
-    if server_options:
-        _check_server_options(home, options, variables)
+    options, variables = checked_server_options(home, server_options)
     with lock_file(home.up_lock, wait=True):
         was_running = running_process(server_of(home)) is not None
         url = _start_server(home, port, options, variables, print_message)
@@ -139,6 +139,25 @@ def stop_services(home: Home, print_message: Callable[[str], None]) -> bool:
     return stopped
 
 
+def checked_server_options(
+    home: Home, server_options: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return options of the server with absolute paths, and variables for the database.
+
+    Args:
+        home: The installation.
+        server_options: Options of ``python -m zeroserver``.
+
+    Raises:
+        ConfigError: If the server does not accept them.
+    """
+    paths = with_absolute_paths(server_options, _FILE_OPTIONS)
+    options, variables = _split_database_option(paths)
+    if server_options:
+        _check_server_options(home, options, variables)
+    return options, variables
+
+
 def _split_database_option(options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Move the address of the database from the options to the environment.
 
@@ -164,14 +183,19 @@ def _split_database_option(options: Sequence[str]) -> tuple[list[str], dict[str,
     return remaining, {ENV_DATABASE: url} if url else {}
 
 
-def _with_absolute_paths(options: Sequence[str]) -> list[str]:
-    """Return the options with absolute paths: the server works in its data directory."""
+def with_absolute_paths(options: Sequence[str], file_options: Sequence[str]) -> list[str]:
+    """Return options with absolute paths, for a process in another directory.
+
+    Args:
+        options: Options with their values.
+        file_options: Names of the options whose value is a file.
+    """
     result: list[str] = []
     for option in options:
         name, equals, value = option.partition("=")
-        if name in _FILE_OPTIONS and value:
+        if name in file_options and value:
             result.append(f"{name}{equals}{Path(value).absolute()}")
-        elif result and result[-1] in _FILE_OPTIONS and not option.startswith("--"):
+        elif result and result[-1] in file_options and not option.startswith("--"):
             result.append(str(Path(option).absolute()))
         else:
             result.append(option)
