@@ -1,6 +1,5 @@
 """Command ``zerolab usage``."""
 
-import csv
 import sys
 from enum import StrEnum
 from typing import Annotated
@@ -35,6 +34,8 @@ def usage(
 
     Example: zerolab usage --by label --month 2026-11 --csv
     """
+    import csv
+
     from zerolab.cli.connection import connect
     from zerolab.contract.flatten import safe_cell
     from zerolab.errors import ConfigError
