@@ -20,6 +20,7 @@ from zerolab.errors import (
     StaleRunError,
     ZerolabError,
 )
+from zeroserver.protocols import protocol_of
 
 __all__ = [
     "BusyError",
@@ -133,18 +134,24 @@ _HINTS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "5"}}
 _TYPES = {400: "invalid", 401: "unauthorized", 404: "not_found", 405: "method", 413: "too_large"}
 
 
-def error_response(error: Exception) -> JSONResponse:
-    """Return the response for an error of the project or a disconnected client."""
+def error_response(error: Exception, path: str = "") -> JSONResponse:
+    """Return the response for an error of the project or a disconnected client.
+
+    Args:
+        error: The error.
+        path: Path of the request, which selects the protocol of the response.
+    """
     if isinstance(error, ClientDisconnect):
-        return _answer(400, "invalid", "the client disconnected in the middle of its request", [])
+        text = "the client disconnected in the middle of its request"
+        return _answer(400, "invalid", text, [], path=path)
     for kind, status, name in _TABLE:
         if isinstance(error, kind):
             problems = error.problems if isinstance(error, ConfigError) else []
             if isinstance(error, StoreError):
                 code = 507 if error.disk_full else status
-                return _answer(code, name, str(error), problems, {"Retry-After": "2"})
+                return _answer(code, name, str(error), problems, {"Retry-After": "2"}, path=path)
             headers = _HINTS.get(status)
-            return _answer(status, name, str(error), problems, headers)
+            return _answer(status, name, str(error), problems, headers, path=path)
     raise error
 
 
@@ -152,7 +159,7 @@ def bug_response(scope: Mapping[str, Any], error: Exception) -> JSONResponse:
     """Log an unexpected error and return the response for it."""
     logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
     text = "internal error; the log of the server has the details"
-    return _answer(500, "internal", text, [])
+    return _answer(500, "internal", text, [], path=scope["path"])
 
 
 def _answer(
@@ -161,8 +168,12 @@ def _answer(
     message: str,
     problems: list[str],
     headers: dict[str, str] | None = None,
+    *,
+    path: str,
 ) -> JSONResponse:
-    body = {"error": {"type": kind, "message": message, "problems": problems}}
+    body: dict[str, Any] = {"error": {"type": kind, "message": message, "problems": problems}}
+    if (protocol := protocol_of(path)) is not None:
+        body = protocol.error(status, kind, message)
     return JSONResponse(body, status, headers)
 
 
@@ -194,8 +205,8 @@ def install_error_handlers(app: FastAPI) -> None:
     """Register handlers that convert all errors of ``app`` to the common response format."""
 
     @app.exception_handler(ZerolabError)
-    async def _ours(_request: Request, error: Exception) -> JSONResponse:
-        return error_response(error)
+    async def _ours(request: Request, error: Exception) -> JSONResponse:
+        return error_response(error, request.url.path)
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: Exception) -> JSONResponse:
@@ -203,7 +214,8 @@ def install_error_handlers(app: FastAPI) -> None:
         problems = [f"{_key_path(item['loc'])}: {_requirement(item)}" for item in error.errors()]
         if any(item["loc"][0] == "path" for item in error.errors()):
             problems += _missing(request)
-        return _answer(422, "invalid", "request: " + "; ".join(problems), problems)
+        text = "request: " + "; ".join(problems)
+        return _answer(422, "invalid", text, problems, path=request.url.path)
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: Exception) -> JSONResponse:
@@ -211,13 +223,12 @@ def install_error_handlers(app: FastAPI) -> None:
         kind = _TYPES.get(error.status_code, "invalid")
         headers = dict(error.headers) if error.headers else None
         missing = _missing(request) if error.status_code == 404 else ()
-        return _answer(
-            error.status_code, kind, "; ".join([str(error.detail), *missing]), [], headers
-        )
+        text = "; ".join([str(error.detail), *missing])
+        return _answer(error.status_code, kind, text, [], headers, path=request.url.path)
 
     @app.exception_handler(ClientDisconnect)
-    async def _disconnected(_request: Request, error: Exception) -> JSONResponse:
-        return error_response(error)
+    async def _disconnected(request: Request, error: Exception) -> JSONResponse:
+        return error_response(error, request.url.path)
 
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> JSONResponse:

@@ -6,6 +6,8 @@ access table requires (:data:`zeroserver.access.routes.ACCESS`), checks the owne
 the path, and stores the caller in the request's scope.
 """
 
+import base64
+import binascii
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http.cookies import CookieError, SimpleCookie
@@ -25,6 +27,7 @@ from zeroserver.errors import (
     UnauthorizedError,
     error_response,
 )
+from zeroserver.protocols import protocol_of
 from zeroserver.settings import Settings
 
 __all__ = ["OPEN_PATHS", "Guard"]
@@ -135,7 +138,7 @@ class Guard:
                 await self._check_owner(scope, principal)
             scope.setdefault("state", {})["principal"] = principal
         except ZerolabError as error:
-            await error_response(error)(scope, receive, guarded_send)
+            await error_response(error, scope["path"])(scope, receive, guarded_send)
             return
         if scope["method"] not in _SAFE and self._is_audited(scope):
             guarded_send = self._recorded(scope, guarded_send)
@@ -144,7 +147,7 @@ class Guard:
     def _is_audited(self, scope: Scope) -> bool:
         """Check whether a route makes changes for users, not for agents, runs or searchers."""
         access = ACCESS.get(self._find_route(scope)[0], ADMIN_TOKEN)
-        return access == PUBLIC or access.callers <= {"user", "browser"}
+        return access.audited and (access == PUBLIC or access.callers <= {"user", "browser"})
 
     def _recorded(self, scope: Scope, send: Send) -> Send:
         """Wrap ``send`` to record a successful change of a user before its response."""
@@ -161,6 +164,9 @@ class Guard:
 
     def _limit(self, scope: Scope) -> int:
         path = scope["path"]
+        protocol = protocol_of(path)
+        if protocol is not None and path.startswith(protocol.files):
+            return protocol.max_file_bytes
         large = path == "/api/v1/experiments" or path.startswith(_LARGE)
         return self._limits.body_bytes if large else self._limits.small_body_bytes
 
@@ -174,6 +180,8 @@ class Guard:
         if b"%00" in scope["query_string"] or "\0" in path:
             raise ConfigError("request", ["a NUL character is in no name"])
         bearer = _bearer(headers)
+        if bearer is None and protocol_of(path) is not None:
+            bearer = _password(headers)
         cookie = _cookie(headers, self._keys.cookie) if bearer is None else None
         principal = self._keys.identify(bearer, cookie)
         if path in OPEN_PATHS or path.startswith(_OPEN_PREFIXES):
@@ -275,6 +283,21 @@ def _without_default_port(origin: str) -> str:
 def _bearer(headers: _Headers) -> str | None:
     kind, _, token = _text(headers, b"authorization").partition(" ")
     return token.strip() if kind.lower() == "bearer" else None
+
+
+def _password(headers: _Headers) -> str | None:
+    """Return the password of basic authentication; None if a page may have sent it.
+
+    Browsers repeat the credentials of an address by themselves, and then name an origin.
+    """
+    kind, _, credentials = _text(headers, b"authorization").partition(" ")
+    if kind.lower() != "basic" or b"origin" in headers:
+        return None
+    try:
+        text = base64.b64decode(credentials.strip(), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+    return text.partition(":")[2].strip()
 
 
 def _cookie(headers: _Headers, name: str) -> str | None:

@@ -49,11 +49,13 @@ class Access(msgspec.Struct, frozen=True):
         role: Least role of users with a token or a browser session.
         owned: Kind of the resource in the path, if only its owner and administrators may use the
             route.
+        audited: Whether changes by users are in the audit log; reports of programs are not.
     """
 
     callers: frozenset[Caller]
     role: Role = "viewer"
     owned: Resource | None = None
+    audited: bool = True
 
     @property
     def parameter(self) -> str:

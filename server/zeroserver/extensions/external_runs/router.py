@@ -1,5 +1,6 @@
 """Routes of external runs: open, hyperparameters, media, heartbeat and end."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import Path, Request, Response
@@ -14,6 +15,7 @@ from zeroserver.api.rows import Resource
 from zeroserver.api.strict_route import resource_router
 from zeroserver.extensions.external_runs.service import (
     ExternalRunService,
+    OpenedRun,
     archive_content,
     check_external,
     raw_config,
@@ -103,8 +105,19 @@ async def open_external_run(
     return await open_run(services, body, principal.user_id)
 
 
-async def open_run(services: Services, body: NewRun, owner_id: int) -> ExternalRun:
+async def open_run(
+    services: Services,
+    body: NewRun,
+    owner_id: int,
+    also: Callable[[Any, OpenedRun], None] = lambda _work, _run: None,
+) -> ExternalRun:
     """Open an external run; for other extensions, too.
+
+    Args:
+        services: Services of the server.
+        body: The run.
+        owner_id: User to whom it belongs.
+        also: Job for the same transaction.
 
     Raises:
         ConfigError: If the name, the description or a label is invalid.
@@ -117,6 +130,7 @@ async def open_run(services: Services, body: NewRun, owner_id: int) -> ExternalR
         run = service.open(submission, body.id, body.session, replace=body.replace)
         if body.hparams:
             service.set_hparams(run.run_id, body.hparams)
+        also(work, run)
         return run
 
     run = await services.write(job)
