@@ -87,6 +87,7 @@ def init(
     name: str = "",
     id: str = "",  # noqa: A002 - the name that other trackers use
     labels: Sequence[str] = (),
+    project: str = "",
     timeout_s: float = 1800.0,
     **unsupported: Any,
 ) -> Context:
@@ -112,6 +113,7 @@ def init(
         id: Id of the run of ``server``, unique for the user. A script that uses it again continues
             the experiment. A new one by default.
         labels: Labels of a new experiment of ``server``.
+        project: Project of a new experiment of ``server``; by default ``default``.
         timeout_s: Maximum wait for the other ranks in a collective, in seconds.
         unsupported: Arguments of Determined's ``init``, rejected with their replacement.
 
@@ -155,13 +157,19 @@ def init(
             problem = "checkpoint_storage: must not be set with server; checkpoints stay local"
             raise ConfigError("init", [problem])
         context: Context = PARTS["live_runs"].init_live(
-            server=server, token=token, name=name, id=id, labels=labels, hparams=hparams,
-            directory=directory, timeout_s=timeout_s,
+            server=server, token=token, name=name, id=id, labels=labels, project=project,
+            hparams=hparams, directory=directory, timeout_s=timeout_s,
         )  # fmt: skip
         return context
     if problem := ", ".join(
         key
-        for key, value in {"token": token, "name": name, "id": id, "labels": labels}.items()
+        for key, value in {
+            "token": token,
+            "name": name,
+            "id": id,
+            "labels": labels,
+            "project": project,
+        }.items()
         if value
     ):
         raise ConfigError("init", [f"{problem}: must be set with server; set server"])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.server.processes import LiveServer
+from tests.waiting import DEADLINE_S, until
 from zerolab.client.http import Client
 
 pytestmark = pytest.mark.processes
@@ -31,6 +32,24 @@ with context:
     print("a line of output")
     if kind == "fails":
         raise ValueError("bad value")
+"""
+
+WAITING = """
+import logging
+import sys
+import time
+
+import zerolab.core
+
+logging.basicConfig()
+with zerolab.core.init(server=sys.argv[1], id="run-waits", project="vision") as context:
+    for step in range(1, 10_000):
+        context.train.report_training_metrics(step, {"loss": 1 / step})
+        if context.preempt.should_preempt():
+            break
+        time.sleep(0.1)
+    else:
+        sys.exit("not asked to stop")
 """
 
 
@@ -91,6 +110,23 @@ def test_script_reports_live(tmp_path: Path, live: LiveServer, kind: str) -> Non
     errors = run(tmp_path, live, live.url, kind)
     assert f"zerolab: reported to {live.url}/#/experiments/" in errors
     check_results(live.client(), kind)
+
+
+def test_canceled_script_is_asked_to_stop(tmp_path: Path, live: LiveServer) -> None:
+    client = live.client()
+    client.create_project("vision")
+    (tmp_path / "wait.py").write_text(WAITING)
+    process = subprocess.Popen(
+        [sys.executable, "wait.py", live.url],
+        cwd=tmp_path, env=environment(live), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    experiment = until("it runs", lambda: experiment_of(client, "waits"), not_yet=AssertionError)
+    assert experiment["project"] == "vision"
+    client.post(f"/experiments/{experiment.id}/cancel")
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, errors
+    assert "the server asks this script to stop" in errors
+    assert client.experiment(experiment.id).state == "CANCELED"
 
 
 def test_offline_script_is_sent_once(tmp_path: Path, live: LiveServer) -> None:

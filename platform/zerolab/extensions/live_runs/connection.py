@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from zerolab.client.http import Client
-from zerolab.contract.messages import LogEntry
+from zerolab.contract.messages import Directive, LogEntry
 from zerolab.errors import ConflictError, StaleRunError
 from zerolab.extensions.live_runs.run_directory import LiveDirectory
 
@@ -71,6 +71,8 @@ class LiveConnection:
         info = self._directory.read_info()
         body = msgspec.to_builtins(info)
         del body["server"]
+        if not info.project:
+            del body["project"]
         try:
             run = self._client.post(
                 "/external-runs", {**body, "replace": self._replace}, repeatable=True
@@ -116,6 +118,14 @@ class LiveConnection:
     def keep_alive(self) -> None:
         """Send a heartbeat."""
         self._post("heartbeat", {})
+
+    def directive(self, version: int | None, wait_s: float) -> Directive:
+        """Wait until the directive differs from a version.
+
+        Raises:
+            StaleRunError: If the run has ended; it is not opened again.
+        """
+        return self.open().directive(self._run_id, version, wait_s)
 
     def end(self, error: str | None) -> None:
         """End the run."""

@@ -20,6 +20,7 @@ from zerolab.client.http import Client
 from zerolab.contract.spec import RunSpec
 from zerolab.contract.storage import StorageAddress
 from zerolab.core.context import Context
+from zerolab.core.preemption import DirectivePoller
 from zerolab.core.socket_ranks import SocketRanks
 from zerolab.errors import StaleRunError, UnreachableError, ZerolabError
 from zerolab.extensions.live_runs.connection import LiveConnection
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 60.0
 _INTERVAL_S = 1.0
+_POLL_S = 20.0
+"""Maximum wait of a request for the directive."""
 _PAUSE_S = 10.0
 """Pause after a failed request of the background thread."""
 
@@ -52,6 +55,7 @@ def init_live(
     name: str = "",
     id: str = "",  # noqa: A002 - the name that other trackers use
     labels: Sequence[str] = (),
+    project: str = "",
     description: str = "",
     hparams: Mapping[str, Any] | None = None,
     directory: Path | str | None = None,
@@ -69,6 +73,7 @@ def init_live(
         name: Name of the experiment; by default that of the script.
         id: Id of the run; a script that uses it again continues the experiment.
         labels: Labels of a new experiment.
+        project: Project of a new experiment; by default ``default``.
         description: Description of a new experiment.
         hparams: Hyperparameters.
         directory: Directory for the reports until they are sent.
@@ -90,6 +95,7 @@ def init_live(
         name=name or script.lstrip("-") or Path.cwd().name,
         description=description,
         labels=list(labels),
+        project=project,
         hparams=json_metadata(hparams or {}),
         server=server,
     )
@@ -151,11 +157,15 @@ class LiveContext(Context):
         """Error that ended the script without :meth:`finish`."""
         self._output: _OutputCapture | None = None
         self._updates: _Updates | None = None
+        self._stop_requests: _StopRequests | None = None
         if directory is not None:
             self._output = _OutputCapture(directory)
             if self._connection is not None:
                 self._updates = _Updates(directory, self._connection)
                 self._updates.start()
+                assert self._poller is not None
+                self._stop_requests = _StopRequests(self._connection, self._poller)
+                self._stop_requests.start()
         self._excepthook = sys.excepthook
         sys.excepthook = self._note_exception
         atexit.register(self._finish_at_exit)
@@ -244,6 +254,8 @@ class LiveContext(Context):
         self._directory.write_end(error)
         if self._updates is not None:
             self._updates.stop()
+        if self._stop_requests is not None:
+            self._stop_requests.stopping.set()
         sent = reporter.close(timeout_s) and self._connection is not None
         stale = stale or reporter.stale.is_set()
         if sent and not stale:
@@ -332,6 +344,33 @@ class _Updates(threading.Thread):
         """Stop after the current request."""
         self._stopping.set()
         self.join(_PAUSE_S)
+
+
+class _StopRequests(threading.Thread):
+    """Thread that waits until the server asks the script to stop."""
+
+    def __init__(self, connection: LiveConnection, poller: DirectivePoller) -> None:
+        super().__init__(name="zerolab-stop-requests", daemon=True)
+        self._connection = connection
+        self._poller = poller
+        self.stopping = threading.Event()
+
+    def run(self) -> None:
+        """Poll until the server asks to stop, or the run ends."""
+        version: int | None = None
+        while not self.stopping.is_set():
+            try:
+                directive = self._connection.directive(version, _POLL_S)
+            except Exception as error:  # noqa: BLE001 - training must continue, whatever fails here
+                logger.debug("retrying: %s", error)
+                self.stopping.wait(_PAUSE_S)
+                continue
+            version = directive.version
+            self._poller.directive = directive
+            if directive.action != "train":
+                reason = directive.cause or directive.action
+                logger.warning("the server asks this script to stop (%s)", reason)
+                return
 
 
 class _OutputCapture:

@@ -39,6 +39,8 @@ class LiveRunInfo(msgspec.Struct, frozen=True):
     description: str = ""
     labels: list[str] = []
     hparams: dict[str, Any] = {}
+    project: str = ""
+    """Project of a new experiment; empty for the default project."""
     server: str = ""
     """Address of the server to which the script reports; empty if it is offline."""
 

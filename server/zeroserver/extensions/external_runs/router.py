@@ -58,6 +58,8 @@ class NewRun(BaseModel):
     name: Name = "external"
     description: PlainText = ""
     labels: list[Annotated[str, Field(min_length=1)]] = []
+    project: Annotated[str, Field(max_length=255)] = ""
+    """Project of a new experiment; empty for the default project."""
     hparams: dict[str, Any] = {}
     """Hyperparameters of a new experiment; empty keeps those of an existing one."""
     replace: bool = False
@@ -144,7 +146,7 @@ def _submission(services: Services, body: NewRun, owner_id: int) -> Submission:
     from zeroserver.store.archives import reader
 
     content = archive_content()
-    raw = raw_config(body.id, body.name, body.description, body.labels)
+    raw = raw_config(body.id, body.name, body.description, body.labels, body.project)
     checked = check_experiment(raw, reader(content))
     return Submission(
         config=checked,

@@ -65,9 +65,12 @@ def archive_content() -> bytes:
     return gzip.compress(plain.getvalue(), mtime=0)
 
 
-def raw_config(key: str, name: str, description: str, labels: list[str]) -> dict[str, Any]:
+def raw_config(
+    key: str, name: str, description: str, labels: list[str], project: str = ""
+) -> dict[str, Any]:
     """Return the experiment file of an external run."""
     return {
+        **({"project": project} if project else {}),
         "name": name,
         "description": description,
         "labels": labels,
