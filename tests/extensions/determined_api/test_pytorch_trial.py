@@ -71,7 +71,9 @@ def make_trial(det: Any, context: Any, mode: str = "STEP_EVERY_BATCH") -> Any:
     return Line(context, 0.05)
 
 
-def plain_weights(batches: int, every: int, mode: str) -> list[torch.Tensor]:
+def plain_weights(
+    batches: int, every: int, mode: str, losses: list[float] | None = None
+) -> list[torch.Tensor]:
     """Train the same model with plain torch."""
     model = build_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -79,7 +81,10 @@ def plain_weights(batches: int, every: int, mode: str) -> list[torch.Tensor]:
     per_epoch = len(INPUTS) // BATCH
     for batch in range(batches):
         rows = slice(batch % per_epoch * BATCH, (batch % per_epoch + 1) * BATCH)
-        (torch.nn.functional.mse_loss(model(INPUTS[rows]), TARGETS[rows]) / every).backward()
+        loss = torch.nn.functional.mse_loss(model(INPUTS[rows]), TARGETS[rows])
+        if losses is not None:
+            losses.append(loss.item())
+        (loss / every).backward()
         updates = (batch + 1) % every == 0
         if updates:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -132,6 +137,57 @@ def test_resumed_training_is_equal(
     weights = plain_weights(24, 1, "STEP_EVERY_BATCH")
     for ours, theirs in zip(trial.model.parameters(), weights, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_trial_on_zero_engine(
+    det: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = {
+        "train_batch_size": 2 * BATCH,
+        "train_micro_batch_size_per_gpu": BATCH,
+        "gradient_clipping": 0.5,
+        "zero_optimization": {"stage": stage},
+    }
+    pytorch = det.pytorch
+
+    class Line(pytorch.PyTorchTrial):  # type: ignore[misc, name-defined]
+        def __init__(self, context: Any) -> None:
+            self.context = context
+            self.model = context.wrap_model(build_model())
+            self.optimizer = context.wrap_optimizer(
+                torch.optim.Adam(self.model.parameters(), lr=0.05)
+            )
+            schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.9)
+            mode = pytorch.LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP
+            context.wrap_lr_scheduler(schedule, mode)
+            self.losses: list[float] = []
+
+        def build_training_data_loader(self) -> Any:
+            data = torch.utils.data.TensorDataset(INPUTS, TARGETS)
+            return pytorch.DataLoader(data, batch_size=BATCH)
+
+        build_validation_data_loader = build_training_data_loader
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            loss = torch.nn.functional.mse_loss(self.model(batch[0]), batch[1])
+            self.losses.append(loss.item())
+            self.context.backward(loss)
+            self.context.step_optimizer(self.optimizer)
+            return {"loss": loss}
+
+        def evaluate_batch(self, batch: Any) -> Any:
+            return {"loss": torch.nn.functional.mse_loss(self.model(batch[0]), batch[1])}
+
+    with pytorch.init(hparams={"deepspeed_config": config}) as context:
+        trial = Line(context)
+        pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(10))
+        with pytest.raises(zerotrial.trial.TrialError, match="use gradient_clipping"):
+            context.step_optimizer(trial.optimizer, lambda _: None)
+    losses: list[float] = []
+    plain_weights(20, 2, "STEP_EVERY_OPTIMIZER_STEP", losses)
+    assert trial.losses == pytest.approx(losses, rel=1e-5)
 
 
 def test_missing_names_say_what_to_use(det: Any) -> None:

@@ -1,4 +1,8 @@
-"""Determined's PyTorchTrial on the training loop of Zerolab, with any torch optimizer."""
+"""Determined's PyTorchTrial on the training loop of Zerolab.
+
+It trains with torch's DDP and any optimizer; with the hyperparameter ``deepspeed_config``, on the
+ZeRO engine.
+"""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -9,6 +13,7 @@ import torch
 
 from zerolab.errors import TrialError
 from zerotrial.context import ZeroTrialContext
+from zerotrial.extensions.determined_api.engine_models import EngineModels
 from zerotrial.extensions.determined_api.lr_scheduler import LRScheduler
 from zerotrial.extensions.determined_api.trial_models import TrialModels
 from zerotrial.trainer import init as init_trial
@@ -20,11 +25,14 @@ __all__ = ["PyTorchTrial", "PyTorchTrialContext", "init"]
 class _Experimental:
     """Determined's ``context.experimental``."""
 
-    def __init__(self, models: TrialModels) -> None:
+    def __init__(self, models: TrialModels | EngineModels) -> None:
         self._models = models
 
     def use_amp(self) -> None:
         """Train with automatic mixed precision: fp16 with a scaler on GPUs, bf16 on CPUs."""
+        if isinstance(self._models, EngineModels):
+            problem = "use_amp: must not be called with deepspeed_config"
+            raise TrialError(f"{problem}; set bf16 or fp16 in the engine file")
         kind = self._models.device.type
         if kind == "cpu":
             self._models.autocast_type = torch.bfloat16
@@ -40,7 +48,7 @@ class PyTorchTrialContext(ZeroTrialContext):
     class, so that trial and loop share one object.
     """
 
-    models_of_trial: TrialModels
+    models_of_trial: TrialModels | EngineModels
     experimental: _Experimental
     aggregation_frequency = 1
 
@@ -51,14 +59,21 @@ class PyTorchTrialContext(ZeroTrialContext):
             context.__class__ = cls
         assert isinstance(context, cls)
         if "models_of_trial" not in vars(context):
-            size = context.get_hparams().get("global_batch_size")
-            per_rank = None if size is None else max(1, int(size) // context.distributed.size)
-            frequency = context.aggregation_frequency
-            models = TrialModels(context.distributed, context.device, per_rank, frequency)
+            models = context.new_models()
             context.models_of_trial = models
             context.experimental = _Experimental(models)
-            context.wrap_model_engine(models)
+            if isinstance(models, TrialModels):
+                context.wrap_model_engine(models)
         return context
+
+    def new_models(self) -> TrialModels | EngineModels:
+        """Make the object that holds models and optimizers."""
+        hparams = self.get_hparams()
+        if "deepspeed_config" in hparams:
+            return EngineModels(hparams["deepspeed_config"], self.device)
+        size = hparams.get("global_batch_size")
+        per_rank = None if size is None else max(1, int(size) // self.distributed.size)
+        return TrialModels(self.distributed, self.device, per_rank, self.aggregation_frequency)
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return a model on the device of this rank, whose gradients the ranks average."""
@@ -67,7 +82,11 @@ class PyTorchTrialContext(ZeroTrialContext):
     def wrap_optimizer(self, optimizer: Any, *args: Any, **options: Any) -> Any:
         """Register an optimizer, and return it."""
         del args, options  # settings of Horovod
-        self.models_of_trial.optimizers.append(optimizer)
+        models = self.models_of_trial
+        if isinstance(models, EngineModels):
+            self.wrap_model_engine(models.add_optimizer(optimizer))
+        else:
+            models.optimizers.append(optimizer)
         return optimizer
 
     def wrap_lr_scheduler(
@@ -80,6 +99,9 @@ class PyTorchTrialContext(ZeroTrialContext):
 
     def wrap_scaler(self, scaler: Any) -> Any:
         """Register a gradient scaler, so that checkpoints have its state, and return it."""
+        if isinstance(self.models_of_trial, EngineModels):
+            problem = "wrap_scaler: must not be called with deepspeed_config"
+            raise TrialError(f"{problem}; set fp16 in the engine file")
         self.models_of_trial.scaler = scaler
         return scaler
 
@@ -105,6 +127,9 @@ class PyTorchTrialContext(ZeroTrialContext):
             closure: Passed to the optimizer.
         """
         models = self.models_of_trial
+        if isinstance(models, EngineModels):
+            models.step(clip_grads, scaler, closure)
+            return
         if not models.updates(self.current_train_batch()):
             return
         own = models.scaler if models.autocast_type is not None else None
@@ -128,6 +153,8 @@ class PyTorchTrialContext(ZeroTrialContext):
     def step_schedules(self) -> None:
         """Step the schedules that are due at the end of a batch."""
         models, batch = self.models_of_trial, self.current_train_batch()
+        if isinstance(models, EngineModels) and not models.completes_batch():
+            return
         done = batch + 1
         for schedule in models.schedules:
             schedule.step_if_due(
@@ -161,9 +188,12 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
         adopted = PyTorchTrialContext.adopt(context)
         vars(self).setdefault("_trial_context", adopted)
         original(self, adopted, *args, **options)
-        if not adopted.models_of_trial.models:
+        models = adopted.models_of_trial
+        if not models.models:
             name = type(self).__name__
             raise TrialError(f"{name}.__init__: must wrap a model with context.wrap_model")
+        if isinstance(models, EngineModels):
+            _ = models.engine
 
     return __init__
 
