@@ -159,19 +159,6 @@ class ShardedParameter:
         """This rank's part, (S,)."""
         return cast("Tensor", self._member._sharded_param_data)
 
-    @property
-    def shard_as_full(self) -> Tensor | None:
-        """The shard as what a single rank would gather, (S,); None if forward needs another type.
-
-        It has a storage to itself, because ``fully_shard`` reads from the beginning of a storage.
-        """
-        shard = self.shard
-        if shard.dtype != self.forward_dtype:
-            return None
-        begin = shard.storage_offset() * shard.itemsize
-        storage: Any = shard.untyped_storage()[begin : begin + shard.nbytes]
-        return torch.empty(0, dtype=shard.dtype, device=shard.device).set_(storage)
-
     def move_shard(self, memory: Tensor) -> None:
         """Move the shard to other memory permanently.
 
@@ -212,10 +199,6 @@ class ShardedParameter:
         """Replace the sharded parameter by a plain one in its modules."""
         self._member._post_load_hook_handle.remove()
         self._member._setattr_on_modules(full)
-
-
-def _do_nothing() -> None:
-    return
 
 
 class UnitParameters:
@@ -369,8 +352,8 @@ class UnitParameters:
     def read_in_place(
         self,
         full_parameters: Sequence[Tensor],
-        on_use: Callable[[], None] = _do_nothing,
-        on_gather: Callable[[], None] = _do_nothing,
+        on_use: Callable[[], None],
+        on_gather: Callable[[], None],
     ) -> None:
         """Replace gathered parameters permanently by views of memory that has them in full.
 
@@ -526,6 +509,10 @@ def _pop_gradient(member: Any) -> Tensor | None:
     gradient = get_raw_gradient(gathered)
     set_raw_gradient(gathered, None)
     return cast("Tensor | None", gradient)
+
+
+def _do_nothing() -> None:
+    return
 
 
 if not hasattr(FSDPModule, "reset_iter_state"):  # before torch 2.13

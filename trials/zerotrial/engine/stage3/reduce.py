@@ -379,11 +379,7 @@ def install_collectives(
     for unit, parameters in owners:
         shared = None
         if comm.size == 1:
-            shards = [member.shard_as_full for member in parameters.members]
-            if apart or any(shard is None for shard in shards):
-                parameters.copy_to_gather()
-            else:
-                parameters.read_in_place([shard for shard in shards if shard is not None])
+            parameters.copy_to_gather()
         elif not apart and publish is not None:
             shared = publish(parameters, reductions.advance)
         if shared is not None:
