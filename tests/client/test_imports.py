@@ -155,6 +155,8 @@ def test_mlflow(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert [(medium.name, medium.type, medium.size) for medium in run.media] == [
         ("notes.txt", "file", 5)
     ]
+    (artifacts / "link.txt").symlink_to("/etc/hostname")
+    assert len(only("mlflow", path).media) == 1
     content = run.content()
     assert b'"group":"validation","name":"val/loss","steps":[1,2,3]' in content
     assert b'"values":[0.5,"NaN","Infinity"]' in content
@@ -238,6 +240,11 @@ def test_media_of_run_without_server(
     assert "1 points, 1 media" in imported.stderr
     trial_id = client.trials(int(imported.stdout))[0].id
     (note,) = client.media(trial_id)
+    assert b"".join(client.media_file(trial_id, note["digest"])) == b"hello"
+    (stored,) = server.home.path.glob(f"checkpoints/media/*/{note['digest']}")
+    stored.unlink()  # as if the first import had been interrupted
+    again = in_process(environment, "import", tmp_path / "run" / "metrics.jsonl")
+    assert "already imported" in again.stderr
     assert b"".join(client.media_file(trial_id, note["digest"])) == b"hello"
 
 

@@ -101,12 +101,15 @@ def read(location: Location, _root: Path) -> ImportedRun:
     run.description = tags.get("mlflow.note.content") or f"MLflow run {location.run_id}, {status}"
     for key, value, milliseconds, step in points:
         run.add(key, step, value, milliseconds / 1000)
-    _add_artifacts(run, meta, 0.0 if start is None else start / 1000)
+    _add_artifacts(run, location.run_id, meta, 0.0 if start is None else start / 1000)
     return run
 
 
-def _add_artifacts(run: ImportedRun, meta: Mapping[str, Any], time: float) -> None:
-    """Add the artifacts of a run as images and files, if they are on this machine."""
+def _add_artifacts(run: ImportedRun, run_id: str, meta: Mapping[str, Any], time: float) -> None:
+    """Add the artifacts of a run as images and files, if they are on this machine.
+
+    Only a folder ``RUN_ID/artifacts`` is read, and no links: a store may be from another person.
+    """
     from zerolab.extensions.media.encoders import ENCODERS
 
     uri = urlsplit(str(meta.get("artifact_uri") or ""))
@@ -114,8 +117,13 @@ def _add_artifacts(run: ImportedRun, meta: Mapping[str, Any], time: float) -> No
         run.omitted[f"artifacts in {uri.scheme}://"] += 1
         return
     folder = Path(unquote(uri.path))
-    for file in sorted(folder.rglob("*")) if uri.path and folder.is_dir() else ():
-        if not file.is_file():
+    if not uri.path or not folder.is_dir():
+        return
+    if folder.parts[-2:] != (run_id, "artifacts"):
+        run.omitted["artifacts outside of a folder RUN_ID/artifacts"] += 1
+        return
+    for file in sorted(folder.rglob("*")):
+        if not file.is_file() or file.resolve() != folder.resolve() / file.relative_to(folder):
             continue
         if file.stat().st_size > _LARGEST_ARTIFACT:
             run.omitted["artifacts of more than 100 MiB"] += 1

@@ -1,6 +1,7 @@
 """Command ``zerolab import``."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 from zerolab.cli.connection import InProject, complete_from
 from zerolab.cli.groups import in_panel
 from zerolab.cli.output import AsJson, print_json, print_message, result
-from zerolab.errors import ConfigError
+from zerolab.errors import ConfigError, NotFoundError
 
 if TYPE_CHECKING:
     from zerolab.client.http import Client
@@ -64,6 +65,7 @@ def import_runs(
             existing = known.get(run.key)
             if existing is None and not dry_run:
                 known[run.key] = client.import_metrics(run.content(), project).id
+            if not dry_run:  # again for a known run: its import may have been interrupted
                 _send_media(client, known[run.key], run)
             reports.append(_report(run, known.get(run.key), is_new=existing is None))
         show(Progress(1.0, f"{len(reports)} runs", has_ended=True))
@@ -116,7 +118,8 @@ def _read(locations: list[tuple[Any, Any]], root: Path) -> Iterator["ImportedRun
 def _send_media(client: "Client", experiment_id: int, run: "ImportedRun") -> None:
     for digest, content in run.contents.items():
         data = content.read_bytes() if isinstance(content, Path) else content
-        client.import_medium(experiment_id, digest, data)
+        with suppress(NotFoundError):  # imported by a version without media, or deleted since
+            client.import_medium(experiment_id, digest, data)
 
 
 def _imported_keys(client: "Client") -> dict[str, int]:
