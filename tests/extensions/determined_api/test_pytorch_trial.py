@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+import zerolab
 import zerotrial
 from tests.end_to_end.installation import Installation
 from zerotrial.extensions.determined_api import DIRECTORY
@@ -195,6 +196,12 @@ def test_missing_names_say_what_to_use(det: Any) -> None:
         _ = det.keras
     with pytest.raises(ImportError, match="Zerolab"):
         _ = det.pytorch.load_trial_from_checkpoint_path
+
+
+def test_ranks_of_another_launcher_are_refused(det: Any) -> None:
+    ranks = det.core.DistributedContext(rank=1, size=2)
+    with pytest.raises(zerolab.errors.ConfigError, match="got rank 1 of 2; let Zerolab start"):
+        det.core.init(distributed=ranks)
 
 
 def test_mixed_precision(det: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Determined's client, whose experiments, trials and models are those of ``zerolab.Client``."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,16 @@ __all__ = [
     "login",
 ]
 
+logger = logging.getLogger(__name__)
+
 
 class Determined:
     """Connection to a server.
 
     Args:
         master: Address of the server; by default ``ZEROLAB_MASTER`` or this machine's.
-        user: Ignored: the token names the user.
-        password: Ignored: sign in with a token.
+        user: Not used: the token names the user.
+        password: Not used, with a warning: sign in with a token.
         token: Token of a user; by default ``ZEROLAB_TOKEN`` or that of this machine.
     """
 
@@ -40,23 +43,23 @@ class Determined:
         token: str | None = None,
         **options: Any,
     ) -> None:
-        del user, password, options  # certificates come from the environment
+        del user, options  # certificates come from the environment
+        if password is not None:
+            logger.warning("the password is not used; the token of ZEROLAB_TOKEN names the user")
         arguments: dict[str, Any] = {"url": master, "token": token}
         self.client = zerolab.Client(
             **{name: value for name, value in arguments.items() if value is not None}
         )
 
     def create_experiment(
-        self, config: str | Path | dict[str, Any], model_dir: str | Path, **options: Any
+        self, config: str | Path | dict[str, Any], model_dir: str | Path
     ) -> Experiment:
         """Submit an experiment.
 
         Args:
             config: Experiment file, or its content.
             model_dir: Directory of the code.
-            options: Ignored: files to include are in the directory.
         """
-        del options
         content = config if isinstance(config, dict) else read_yaml(Path(config))
         return self.client.submit(Path(model_dir), content)
 
@@ -64,9 +67,8 @@ class Determined:
         """Return an experiment."""
         return self.client.experiment(experiment_id)
 
-    def list_experiments(self, **filters: Any) -> Sequence[Experiment]:
-        """Return all experiments; filters are ignored."""
-        del filters
+    def list_experiments(self) -> Sequence[Experiment]:
+        """Return all experiments."""
         return self.client.experiments()
 
     def get_trial(self, trial_id: int) -> Trial:
@@ -77,18 +79,16 @@ class Determined:
         """Return a checkpoint."""
         return self.client.checkpoint(uuid)
 
-    def create_model(self, name: str, description: str = "", **options: Any) -> Model:
+    def create_model(self, name: str, description: str = "") -> Model:
         """Create a registered model."""
-        del options
         return self.client.create_model(name, description)
 
     def get_model(self, identifier: str) -> Model:
         """Return a registered model."""
         return self.client.model(identifier)
 
-    def get_models(self, **filters: Any) -> Sequence[Model]:
-        """Return all registered models; filters are ignored."""
-        del filters
+    def get_models(self) -> Sequence[Model]:
+        """Return all registered models."""
         return self.client.models()
 
 
@@ -114,11 +114,9 @@ def _connection() -> Determined:
     return _default
 
 
-def create_experiment(
-    config: str | Path | dict[str, Any], model_dir: str | Path, **options: Any
-) -> Experiment:
+def create_experiment(config: str | Path | dict[str, Any], model_dir: str | Path) -> Experiment:
     """Submit an experiment."""
-    return _connection().create_experiment(config, model_dir, **options)
+    return _connection().create_experiment(config, model_dir)
 
 
 def get_experiment(experiment_id: int) -> Experiment:
@@ -126,9 +124,9 @@ def get_experiment(experiment_id: int) -> Experiment:
     return _connection().get_experiment(experiment_id)
 
 
-def list_experiments(**filters: Any) -> Sequence[Experiment]:
+def list_experiments() -> Sequence[Experiment]:
     """Return all experiments."""
-    return _connection().list_experiments(**filters)
+    return _connection().list_experiments()
 
 
 def get_trial(trial_id: int) -> Trial:
@@ -141,9 +139,9 @@ def get_checkpoint(uuid: str) -> Checkpoint:
     return _connection().get_checkpoint(uuid)
 
 
-def create_model(name: str, description: str = "", **options: Any) -> Model:
+def create_model(name: str, description: str = "") -> Model:
     """Create a registered model."""
-    return _connection().create_model(name, description, **options)
+    return _connection().create_model(name, description)
 
 
 def get_model(identifier: str) -> Model:
@@ -151,6 +149,6 @@ def get_model(identifier: str) -> Model:
     return _connection().get_model(identifier)
 
 
-def get_models(**filters: Any) -> Sequence[Model]:
+def get_models() -> Sequence[Model]:
     """Return all registered models."""
-    return _connection().get_models(**filters)
+    return _connection().get_models()

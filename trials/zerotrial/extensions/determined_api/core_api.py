@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from zerolab import core
 from zerolab.core.context import Context
+from zerolab.errors import ConfigError
 
 __all__ = ["DistributedContext", "PreemptMode", "TensorboardMode", "init"]
 
@@ -96,12 +97,21 @@ def init(
     """Return the context of :func:`zerolab.core.init`. **Collective**.
 
     Args:
-        distributed: Ignored: the ranks come from torchrun's variables.
+        distributed: Must have the ranks of torchrun's variables, from which this context has them.
         checkpoint_storage: Storage of checkpoints outside an experiment.
         preempt_mode: Ignored: every rank may call ``should_preempt()``.
         tensorboard_mode: Ignored.
+
+    Raises:
+        ConfigError: If ``distributed`` has other ranks, such as those of the script's launcher.
     """
-    del distributed, preempt_mode, tensorboard_mode
+    del preempt_mode, tensorboard_mode
+    ranks = DistributedContext.from_torch_distributed()
+    if distributed is not None and (distributed.rank, distributed.size) != (ranks.rank, ranks.size):
+        problem = "distributed: must have the rank and size of RANK and WORLD_SIZE"
+        got = f"got rank {distributed.rank} of {distributed.size}"
+        remedy = "let Zerolab start the ranks (resources.slots_per_trial), or use torchrun"
+        raise ConfigError("core.init", [f"{problem}, {got}; {remedy}"])
     storage = (
         str(checkpoint_storage) if isinstance(checkpoint_storage, Path) else checkpoint_storage
     )
