@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import msgspec
 from sqlalchemy import Table, update
 
+from zerolab.contract.notifications import EventName
 from zerolab.contract.secrets import find_secrets
 from zerolab.contract.storage import StorageAddress
 from zerolab.paths import Home
@@ -24,20 +25,7 @@ R = TypeVar("R", bound=Row)
 S = TypeVar("S", bound="Service")
 
 
-EventKind = Literal[
-    "created",
-    "finished",
-    "failed",
-    "canceled",
-    "trial_failed",
-    "alert",
-    "restarts",
-    "log_pattern",
-    "nan",
-    "improved",
-    "waiting",
-    "stalled",
-]
+EventKind = Literal["created"] | EventName
 """Events of experiments until ``canceled``, then of trials, except ``waiting``."""
 
 
