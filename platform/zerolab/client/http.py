@@ -506,8 +506,8 @@ class Client(Transport):
 
         Example:
             >>> client = zerolab.Client()
-            >>> client.patch_project("default", notes="no project of its own").notes
-            'no project of its own'
+            >>> client.patch_project("default", notes="for everything else").notes
+            'for everything else'
         """
         response = self._send("PATCH", _path("projects", name), json=changes).json()
         return Project(self, resource(response, "project"))

@@ -72,7 +72,7 @@ def test_define_metric_chooses_steps(results: Path) -> None:
         run.define_metric("global_step")
         run.define_metric("*", step_metric="global_step", step_sync=True)
         run.log({"loss": 0.5, "global_step": 10})
-        run.log({"loss": 0.4})  # no step of its own: the last one
+        run.log({"loss": 0.4})  # without a step: the last one
         run.log({"loss": 0.3, "global_step": 20})
     assert points_of(results)["training:loss"] == [(10, 0.5), (10, 0.4), (20, 0.3)]
 

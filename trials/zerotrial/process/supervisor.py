@@ -251,7 +251,7 @@ class RankSupervisor:
 
         Among failures before the ranks were stopped, and simultaneous ones, a rank killed by a
         signal other than SIGTERM comes first: the others fail because it is gone. Ranks that lost
-        another one come after those with errors of their own. SIGTERM comes last, since surviving
+        another one come after those with another error. SIGTERM comes last, since surviving
         ranks get it.
         """
         ended = sorted(self._ranks, key=lambda rank: rank.ended_at)

@@ -30,7 +30,7 @@ class LiveConnection:
     """Target of the reports, logs and media of one live run.
 
     The first request opens the run on the server. A run that the server has considered lost is
-    opened again, once nobody else reports under its id.
+    opened again, once no other process reports under its id.
 
     Args:
         directory: Directory of the run.

@@ -122,7 +122,7 @@ class OptunaConfig(SearcherConfig):
 class OptunaSearcher(FixedTrialsSearcher):
     """Asks a study for each trial, and tells it the last value of the metric.
 
-    A trial that failed, was stopped by a user or has no finite value is told as failed.
+    A trial that failed, was stopped by a user or has no finite value is a failed one there.
 
     Args:
         config: The ``searcher`` block, without problems.
@@ -139,7 +139,7 @@ class OptunaSearcher(FixedTrialsSearcher):
         )  # fmt: skip
         self._space = space
         self._states = optuna.trial.TrialState
-        self._asked: dict[int, optuna.Trial] = {}  # trials of the study that are not told
+        self._asked: dict[int, optuna.Trial] = {}  # trials of the study without a result
         self._last: dict[int, float] = {}  # trial id -> last value of the metric
         self._pruned: set[int] = set()
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # else a line for each trial

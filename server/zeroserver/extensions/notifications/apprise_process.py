@@ -1,4 +1,4 @@
-"""Program that sends one message through apprise, in a process of its own.
+"""Program that sends one message through apprise, in a separate process.
 
 Apprise's many plugins open connections and follow redirects themselves. Here an audit hook checks
 the address of each connection, and the plugins see no secrets of the server's environment.

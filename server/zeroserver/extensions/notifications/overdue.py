@@ -37,7 +37,7 @@ class _Subject(NamedTuple):
 class OverdueScan:
     """Memory of what waits or reports nothing since when.
 
-    It begins anew with the server; a message that was stored before is not repeated.
+    It begins again with the server; a message that was stored before is not repeated.
 
     Args:
         services: Services of the server.
