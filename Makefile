@@ -19,7 +19,7 @@ demo: .venv/.installed ## install, then train the digits example and leave the r
 	$(BIN)/zerolab run examples/digits/experiment.yaml
 
 test: .venv/.installed-dev ## install what tests need when it is missing, then run the suite
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not soak" $(ARGS)
+	tools/suite.sh -n $(WORKERS) --dist worksteal -m "not soak" $(ARGS)
 
 test-all: .venv/.installed-dev ## the suite and its longest tests (soak), as before a release
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)

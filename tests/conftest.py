@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,18 @@ def pytest_collection_finish() -> None:
     """Collect garbage from now on, without the objects of the collection."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the logs of live servers to the report of a failure."""
+    report = yield
+    servers = sys.modules.get("tests.server.processes")
+    if report.failed and servers is not None and (text := servers.report_started_servers()):
+        report.sections.append((f"servers at {call.when}", text))
+    return report
 
 
 def _missing_extensions() -> set[str]:

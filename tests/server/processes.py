@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,10 +33,19 @@ sys.exit(zeroserver.process.main())
 """
 
 
+_started: "weakref.WeakSet[LiveServer]" = weakref.WeakSet()
+
+
+def report_started_servers() -> str:
+    """Return the exit codes and the ends of the logs of this process's servers."""
+    return "\n".join(server.report() for server in _started if server.log.exists())
+
+
 class LiveServer:
     """``python -m zeroserver`` on a data directory."""
 
     def __init__(self, home: Path, *arguments: str, host: str = "127.0.0.1") -> None:
+        _started.add(self)
         self.home = home
         self.host = host
         self.port = 0
@@ -88,6 +98,12 @@ class LiveServer:
         client = Client(self.url, self.token, timeout_s=DEADLINE_S)
         self._clients.append(client)
         return client
+
+    def report(self) -> str:
+        """Return the exit code and the end of the log."""
+        code = self._process.poll() if self._process is not None else None
+        state = "runs" if code is None else f"ended with code {code}"
+        return f"{self.home} {state}; its log ends with\n{self.log.read_text()[-4000:]}"
 
     def kill(self) -> None:
         """Kill the server with SIGKILL."""
