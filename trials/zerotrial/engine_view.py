@@ -87,9 +87,10 @@ def make_mesh_mpu(mesh: Mesh, *, pipeline: bool) -> ModelParallelUnit:
     """
     last = mesh.pipe.rank == mesh.pipe.size - 1
     return ModelParallelUnit(
-        data_parallel_rank=mesh.data.rank,
-        data_parallel_world_size=mesh.data.size,
-        should_report_metrics=mesh.tensor.rank == 0 and (last or not pipeline),
+        data_parallel_rank=mesh.replica,
+        data_parallel_world_size=mesh.replicas,
+        should_report_metrics=mesh.tensor.rank == mesh.sequence.rank == 0
+        and (last or not pipeline),
         should_build_data_loader=mesh.pipe.rank == 0 or last or not pipeline,
     )
 

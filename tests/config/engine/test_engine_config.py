@@ -230,7 +230,6 @@ def test_unsupported_key_is_rejected_unless_off(key: str) -> None:
         ("zero_optimization.zeropp_loco_param", [False], [{}, {"err_beta": 0.8}]),
         ("zero_optimization.cpu_offload", [False], [True, 0, {}]),
         ("zero_optimization.grad_hooks", [True], [False]),
-        ("sequence_parallel_size", [1], [2, True, False]),
         ("data_parallel_size", [], [1, 2, False]),
         ("seq_parallel_communication_data_type", ["fp32"], ["bf16"]),
         ("data_types.buffer_dtype", [], ["bf16", False]),

@@ -79,7 +79,7 @@ DEEPER = {
     "deepspeed.HybridEngine": "call generate() within",
     "deepspeed.runtime.hybrid_engine.DeepSpeedHybridEngine": "call generate() within",
     "deepspeed.runtime.fp16.onebit.adam.OnebitAdam": "one-bit optimizers are DeepSpeed's alone",
-    "deepspeed.runtime.sequence_parallel.ulysses_sp.UlyssesSPAttentionHF": "no sequence parallel",
+    "deepspeed.runtime.sequence_parallel.ulysses_sp.UlyssesSPAttentionHF": "sequence_parallel_size",
     "deepspeed.ops.sparse_attention.SparseSelfAttention": "there is no sparse attention",
     "deepspeed.elasticity.compute_elastic_config": "set resources.elastic",
     "deepspeed.ops.adam.multi_tensor_apply": "internal to DeepSpeed",

@@ -122,6 +122,9 @@ class Mesh:
     model: Axis | None = None
     """All ranks of this model replica (pipe x tensor), if they form one known group."""
 
+    sequence: Axis = _SINGLE_RANK
+    """Adjacent ranks of the data axis with different tokens of the same samples."""
+
     all_ranks: Axis | None = None
     """All ranks, if their parameters have the names of one model; None with an mpu."""
 
@@ -135,6 +138,7 @@ class Mesh:
         *,
         pipe: int = 1,
         tensor: int = 1,
+        sequence: int = 1,
         shard: int | None = None,
     ) -> Mesh:
         """Build the mesh. **Collective** over all ranks.
@@ -143,6 +147,7 @@ class Mesh:
             world: Group of all ranks; None for one process.
             pipe: Number of pipeline stages.
             tensor: Number of tensor-parallel ranks.
+            sequence: Number of ranks that divide the tokens of a sample; 1 with other axes.
             shard: Number of ranks that states are sharded over; None: the entire data axis.
 
         Raises:
@@ -155,6 +160,10 @@ class Mesh:
             problems.append(
                 f"world size: must be a multiple of pipeline stages x tensor-parallel size = "
                 f"{pipe} x {tensor} = {pipe * tensor}, got {ranks}"
+            )
+        elif data % sequence:
+            problems.append(
+                f"sequence_parallel_size: must divide the number of ranks, {data}, got {sequence}"
             )
         elif shard is not None and data % shard:
             problems.append(
@@ -175,6 +184,7 @@ class Mesh:
             pipe=_axis(layout.movedim(0, -1), world),
             data=Axis(world) if is_data_parallel else _axis(layout.movedim(1, -1), world),
             tensor=_axis(layout, world),
+            sequence=_axis(layout.view(-1, sequence), world) if sequence > 1 else _SINGLE_RANK,
             all_ranks=Axis(world),
             hybrid=split,
         )
@@ -192,6 +202,16 @@ class Mesh:
         assert self.all_ranks.group is not None
         rows = torch.arange(self.all_ranks.size).view(*self.layout.values())[list(stages)]
         return _axis(rows.movedim(0, -1), self.all_ranks.group)
+
+    @property
+    def replicas(self) -> int:
+        """Number of micro-batches that the ranks read at the same time."""
+        return self.data.size // self.sequence.size
+
+    @property
+    def replica(self) -> int:
+        """Index of this rank's micro-batch among them."""
+        return self.data.rank // self.sequence.size
 
     @property
     def shard(self) -> Axis:

@@ -96,6 +96,10 @@ class EngineConfig(Section):
     tensor_parallel: TensorParallelConfig = TensorParallelConfig()
     """Tensor parallelism: sharding of matrices over ranks that share one model."""
 
+    sequence_parallel_size: PositiveInt = 1
+    """Ranks that divide the tokens of each sample; the data-parallel size is the number of all
+    ranks divided by this."""
+
     activation_checkpointing: ActivationCheckpointingConfig = ActivationCheckpointingConfig()
     """Recompute activations in backward instead of keeping them."""
 
@@ -264,6 +268,7 @@ class EngineConfig(Section):
                 and recompute.cpu_checkpointing,
             },
             "tensor_parallel": {"tensor_parallel.size": self.tensor_parallel.size > 1},
+            "sequence_parallel": {"sequence_parallel_size": self.sequence_parallel_size > 1},
             "pipeline": {"pipeline.stages": (self.pipeline.stages or 1) > 1},
             "profiler": {
                 "steps_per_print": self.steps_per_print is not None,
@@ -280,7 +285,7 @@ class EngineConfig(Section):
     @property
     def model_parallel_size(self) -> int:
         """Ranks that share one model, according to the file."""
-        return self.tensor_parallel.size * (self.pipeline.stages or 1)
+        return self.tensor_parallel.size * (self.pipeline.stages or 1) * self.sequence_parallel_size
 
     def layout_problem(self, world_size: int) -> str | None:
         """Return why a number of ranks cannot be laid out.
@@ -289,10 +294,19 @@ class EngineConfig(Section):
             One line, or None without a problem.
         """
         size, shard = self.model_parallel_size, self.zero_optimization.shard_ranks
+        sequence = self.sequence_parallel_size
+        conflicts = {
+            "tensor_parallel.size": self.tensor_parallel.size > 1,
+            "pipeline.stages": (self.pipeline.stages or 1) > 1,
+            "zero_optimization.mics_shard_size": shard is not None,
+        }
+        if sequence > 1 and (others := [key for key, used in conflicts.items() if used]):
+            return f"sequence_parallel_size: must be 1 with {', '.join(others)}, got {sequence}"
         if world_size % size:
             sizes = {
                 "pipeline.stages": self.pipeline.stages,
                 "tensor_parallel.size": self.tensor_parallel.size,
+                "sequence_parallel_size": self.sequence_parallel_size,
             }
             divided = {key: value for key, value in sizes.items() if value and value > 1}
             product = " x ".join(str(value) for value in divided.values())

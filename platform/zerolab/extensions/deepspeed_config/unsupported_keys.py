@@ -111,10 +111,7 @@ UNSUPPORTED_KEYS: dict[str, UnsupportedKey] = {
     "max_grad_norm": UnsupportedKey("set gradient_clipping", values([0, 0.0])),
     "pipeline_parallel_size": UnsupportedKey("set pipeline.stages", values([1])),
     "seq_parallel_communication_data_type": UnsupportedKey(
-        "sequence parallelism is not supported; remove it", values(["fp32"])
-    ),
-    "sequence_parallel_size": UnsupportedKey(
-        "sequence parallelism is not supported; remove it or set 1", values([1])
+        "tokens are exchanged in the type of the model; remove it", values(["fp32"])
     ),
     "sparse_gradients": UnsupportedKey("gradients are dense; remove it", SWITCH),
     "use_data_before_expert_parallelism": UnsupportedKey(

@@ -23,6 +23,7 @@ __all__ = [
     "make_schedule",
     "make_user_optimizer",
     "read_config",
+    "with_mesh",
 ]
 
 
@@ -77,6 +78,27 @@ def read_config(args: Any, model: Any, config: Any, problems: list[str]) -> Engi
         return source
     assert source is not None
     return load_engine_config(source)
+
+
+def with_mesh(config: EngineConfig, mesh: Any) -> EngineConfig:
+    """Return the configuration with the sequence-parallel size of ``mesh_param``.
+
+    Args:
+        config: The configuration.
+        mesh: Data- and sequence-parallel sizes; the first follows from the number of ranks.
+
+    Raises:
+        ConfigError: If it is no pair of sizes, or contradicts the configuration.
+    """
+    sizes = tuple(mesh) if isinstance(mesh, Sequence) and not isinstance(mesh, str) else ()
+    valid = len(sizes) == 2 and all(type(size) is int and size > 0 for size in sizes)
+    configured = config.sequence_parallel_size
+    if not valid or configured not in (1, sizes[1]):
+        problem = "mesh_param: must be (data-parallel size, sequence-parallel size)"
+        if configured != 1:
+            problem += f" with sequence_parallel_size {configured}"
+        raise ConfigError("initialize()", [f"{problem}, got {mesh!r}"])
+    return config.model_copy(update={"sequence_parallel_size": sizes[1]})
 
 
 def check_values(

@@ -27,6 +27,7 @@ from zerotrial.engine.builder.arguments import (
     make_schedule,
     make_user_optimizer,
     read_config,
+    with_mesh,
 )
 from zerotrial.engine.builder.config_log import describe_config, make_observer
 from zerotrial.engine.builder.environment import (
@@ -110,7 +111,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         dist_init_required: False: do not start torch.distributed.
         collate_fn: Collate function of the loader.
         config: File name, mapping, or a configuration that was read before.
-        mesh_param: Not supported; pass ``mpu``.
+        mesh_param: Data- and sequence-parallel sizes; instead of ``sequence_parallel_size``.
         config_params: Old name of ``config``.
         device: Training device; by default the local rank's GPU if there is one, else the CPU.
         weights: Safetensors, a file or a folder, from which a model is filled unit by unit at
@@ -156,7 +157,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         measured = ENGINE_PARTS["autotune"](model, resolved, optimizer, model_parameters)
         resolved = measured.config
     if mesh_param is not None:
-        raise ConfigError("initialize()", ["mesh_param: is not supported; pass mpu"])
+        resolved = with_mesh(resolved, mesh_param)
     stages = model.num_stages if is_pipeline(model) else None
     rules = PARTS.find("torch_versions")
     if rules and (too_old := rules.torch_problems(resolved, torch.__version__, stages)):
@@ -206,7 +207,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         )
     ownership.acquire(_trained(inputs), partial(engine.close, replaced=True), exclusive=exclusive)
     if environment.mesh.saving.rank == 0:
-        describe_config(resolved, environment.mesh.data.size, model)
+        describe_config(resolved, environment.mesh.replicas, model)
     return engine, engine.optimizer if inputs.groups else cast("Any", None), loader, schedule
 
 
@@ -218,6 +219,8 @@ def _prepare_model(
         model.to(environment.device)
         model.prepare(environment.mesh, environment.config.pipeline.activation_checkpoint_interval)
     divided = _shard_model(model, environment, observer)
+    if environment.mesh.sequence.size > 1:
+        divided.on_undo(ENGINE_PARTS["sequence_parallel"](model, environment.mesh))
     zero = environment.config.zero_optimization
     # Stage 3 moves it unit by unit, and an offloaded optimizer parameter by parameter: a model in
     # fp32 may be larger than the device.
@@ -298,7 +301,7 @@ def _make_loader(
     if training_data is None:
         return None
     pinned = environment.device.type == "cuda"
-    rank = environment.mesh.data.rank
+    rank = environment.mesh.replica
     return ENGINE_PARTS["training_loader"](
         training_data,
         environment.config,

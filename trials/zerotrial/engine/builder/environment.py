@@ -108,8 +108,10 @@ def find_environment(
         return_freed_memory()
     elif device.type == "cpu":
         keep_freed_memory()
+    if config.sequence_parallel_size > 1:
+        _check_sequence(config, model, mpu, 1 if world is None else dist.get_world_size(world))
     mesh = _make_mesh(mpu, world, model, config)
-    batch = config.batch_sizes(mesh.data.size)
+    batch = config.batch_sizes(mesh.replicas)
     if is_pipeline(model):
         model.check_config(config, batch.accumulation_steps)
     return EngineEnvironment(
@@ -152,6 +154,17 @@ def find_process_group(device: torch.device, *, start: bool | None) -> "dist.Pro
     return dist.group.WORLD if dist.is_initialized() else None
 
 
+def _check_sequence(config: EngineConfig, model: nn.Module, mpu: Any, ranks: int) -> None:
+    """Raise if tokens cannot be divided with the other arguments and keys."""
+    kind = "an mpu" if mpu is not None else "a PipelineModule" if is_pipeline(model) else None
+    problem = config.layout_problem(ranks)
+    if kind is not None:
+        size = config.sequence_parallel_size
+        problem = f"sequence_parallel_size: must be 1 with {kind}, got {size}"
+    if problem is not None:
+        raise ConfigError(config.source, [problem])
+
+
 def _make_mesh(
     mpu: Any, world: "dist.ProcessGroup | None", model: nn.Module, config: EngineConfig
 ) -> Mesh:
@@ -159,7 +172,8 @@ def _make_mesh(
     tensor, shard = config.tensor_parallel.size, config.zero_optimization.shard_ranks
     if mpu is None:
         pipe = model.num_stages if is_pipeline(model) else 1
-        return Mesh.make(world, pipe=pipe, tensor=tensor, shard=shard)
+        sequence = config.sequence_parallel_size
+        return Mesh.make(world, pipe=pipe, tensor=tensor, sequence=sequence, shard=shard)
     if shard is not None:
         problem = "zero_optimization.mics_shard_size: must be -1 with an mpu, which gives the "
         raise ConfigError("initialize()", [f"{problem}groups, got {shard}"])

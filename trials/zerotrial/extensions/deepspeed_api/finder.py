@@ -68,6 +68,8 @@ _MODULES = {
     "deepspeed.runtime.zero": "zero",
     "deepspeed.runtime.zero.offload_config": "zero",
     "deepspeed.runtime.zero.partition_parameters": "zero",
+    "deepspeed.sequence": "",
+    "deepspeed.sequence.layer": "sequence.layer",
     "deepspeed.utils": "utils",
     "deepspeed.utils.init_on_device": "utils",
     "deepspeed.utils.logging": "utils",

@@ -444,7 +444,7 @@ class DeepSpeedMethods:
             dataset: Dataset with a length and items, or iterable.
             collate_fn: See ``torch.utils.data.DataLoader``.
         """
-        return build_loader(dataset, self.config, self.batch, self.mesh.data.rank, collate_fn)
+        return build_loader(dataset, self.config, self.batch, self.mesh.replica, collate_fn)
 
     def destroy(self) -> None:
         """Close the engine, see :meth:`~zerotrial.engine.engine.Engine.close`."""

@@ -139,7 +139,8 @@ def _check_ranks(model: ModelProfile, ranks: int) -> None:
             f"world size: must be a multiple of {model.model_ranks}, the pipeline stages x "
             f"tensor-parallel ranks of the trial, got {ranks}"
         )
-    problem = model.config.batch_problem(ranks // model.model_ranks)
+    replicas = ranks // model.model_ranks // model.config.sequence_parallel_size
+    problem = model.config.batch_problem(replicas)
     if problem:
         raise TrialError(f"{model.config.source}: {problem}")
 

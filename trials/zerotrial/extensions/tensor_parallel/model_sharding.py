@@ -9,16 +9,17 @@ in wrappers around the forward of each sharded layer, see
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from zerolab.errors import ConfigError, EngineError
+from zerolab.errors import ConfigError
 from zerotrial.engine.comm.replicas import broadcast_module
+from zerotrial.engine.module.equal_batches import check_batches
 from zerotrial.engine.module.shard_spec import ShardSpec, mark
 from zerotrial.engine.module.sharded_model import ShardedModel
 from zerotrial.engine.protocols import NullObserver
@@ -107,7 +108,7 @@ def shard_model(
     )
     for layer in [*layers, *followers]:
         wrap(layer, ranks, divided.on_undo)
-    _check_batches(module, ranks)
+    _watch_forwards(module, ranks)
     watch_first_batch(module, [*layers, *followers], axis.size)
     if mesh.saving.rank == 0:
         for text in undeclared_blocks(layers):
@@ -126,39 +127,11 @@ def _synchronize_random_state(ranks: TensorRanks, device: torch.device) -> None:
         torch.cuda.set_rng_state(on_device[0], device)
 
 
-def _check_batches(module: nn.Module, ranks: TensorRanks) -> None:
+def _watch_forwards(module: nn.Module, ranks: TensorRanks) -> None:
     """Check that the ranks read the same micro-batch; drop cached activations after forward."""
-
-    def compare(_module: nn.Module, args: Any, kwargs: Any) -> None:
-        handle.remove()
-        fingerprints: list[Any] = [None] * ranks.size
-        dist.all_gather_object(fingerprints, _fingerprint([args, kwargs]), group=ranks.group)
-        if any(fingerprint != fingerprints[0] for fingerprint in fingerprints):
-            raise EngineError(
-                "tensor_parallel: the ranks of one model replica must read the same micro-batch, "
-                "but the first one differs; let loaders divide the data by engine.mesh.data.rank "
-                "and .size, not by all ranks"
-            )
 
     def forget(*_: Any) -> None:
         ranks.entered.forget()
 
-    handle = module.register_forward_pre_hook(compare, with_kwargs=True)
+    check_batches(module, ranks.group, ranks.size, "tensor_parallel")
     module.register_forward_hook(forget)
-
-
-def _fingerprint(value: Any) -> list[Any]:
-    """Return shapes and sums of all tensors: cheap, and enough to distinguish batches."""
-    if isinstance(value, Tensor):
-        wide = value.detach().double().reshape(-1)
-        positions = torch.arange(1, wide.numel() + 1, dtype=torch.float64, device=wide.device)
-        return [
-            tuple(value.shape),
-            str(float(wide.sum())),
-            str(float(torch.dot(wide, positions.sqrt()))),
-        ]
-    if isinstance(value, Mapping):
-        return [part for key in sorted(map(str, value)) for part in _fingerprint(value[key])]
-    if isinstance(value, list | tuple):
-        return [part for item in value for part in _fingerprint(item)]
-    return []

@@ -1,0 +1,1 @@
+"""Sequence parallelism: tokens of one sample divided over ranks, and Ulysses attention."""
