@@ -204,11 +204,11 @@ def test_set_overrides_experiment_file(tmp_path: Path) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text(EXPERIMENT)
     (tmp_path / "model_def.py").write_text("import zerotrial\nclass T(zerotrial.ZeroTrial): pass\n")
-    content, _ = read_submission(file, None, ["searcher.max_length.batches=5", "name=x"])
+    content, _ = read_submission(file, None, None, ["searcher.max_length.batches=5", "name=x"])
     assert content["name"] == "x"
     assert content["searcher"]["max_length"] == {"batches": 5}
     assert content["searcher"]["metric"] == "accuracy"
     with pytest.raises(ConfigError, match="max_restart: unknown key; did you mean 'max_restarts'"):
-        read_submission(file, None, ["max_restart=5"])
+        read_submission(file, None, None, ["max_restart=5"])
     with pytest.raises(ConfigError, match="--set: must be KEY=VALUE"):
-        read_submission(file, None, ["max_restarts"])
+        read_submission(file, None, None, ["max_restarts"])

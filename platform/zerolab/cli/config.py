@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from zerolab.cli.config_overrides import ChangesFiles, Values, read_overrides
 from zerolab.cli.groups import command_group
 from zerolab.cli.output import AsJson, print_json, print_message, result
 
@@ -21,6 +22,8 @@ def about() -> None:
 @group.command()
 def check(
     file: Annotated[Path, typer.Argument(help="Experiment file (YAML) or engine file (JSON).")],
+    changes: ChangesFiles = None,
+    values: Values = None,
     world_size: Annotated[
         int | None,
         typer.Option(
@@ -63,6 +66,7 @@ def check(
     server nor torch.
 
     Example: zerolab config check experiment.yaml
+    zerolab config check experiment.yaml --set searcher.max_trials=16 --all
     zerolab config check ds_config.json --world-size 4 --all
     """
     from zerolab.config.validation import check_file
@@ -71,7 +75,13 @@ def check(
     try:
         auto_values = None if hyperparameters is None else _read_hyperparameters(hyperparameters)
         report = check_file(
-            file, world_size, auto_values, strict=strict, torch=torch, full=show_all
+            file,
+            world_size,
+            auto_values,
+            read_overrides(changes, values),
+            strict=strict,
+            torch=torch,
+            full=show_all,
         )
     except ConfigError as error:
         if not as_json:

@@ -1,16 +1,22 @@
-"""Overrides of a configuration on the command line: a file, and single values."""
+"""Overrides of a configuration on the command line: files, and single values."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-__all__ = ["ChangesFile", "Paused", "Values", "read_changes"]
+if TYPE_CHECKING:
+    from zerolab.config.experiment.layers import Layer
 
-ChangesFile = Annotated[
-    Path | None,
+__all__ = ["ChangesFiles", "Paused", "Values", "read_changes", "read_overrides"]
+
+ChangesFiles = Annotated[
+    list[Path] | None,
     typer.Option(
-        "--config", metavar="FILE", help="YAML file whose keys override the configuration."
+        "--config",
+        metavar="FILE",
+        help="YAML file whose keys override the configuration. May be repeated; later files "
+        "override earlier ones.",
     ),
 ]
 Values = Annotated[
@@ -24,16 +30,21 @@ Values = Annotated[
 Paused = Annotated[bool, typer.Option("--paused", help="Create it paused; `activate` starts it.")]
 
 
-def read_changes(file: Path | None, values: list[str] | None, *, paused: bool) -> dict[str, Any]:
-    """Return the body of a request that changes a configuration.
+def read_overrides(files: list[Path] | None, values: list[str] | None) -> "list[Layer]":
+    """Read the overrides of a configuration; values come after files.
+
+    Args:
+        files: YAML files, with their bases.
+        values: ``KEY=VALUE`` assignments.
 
     Raises:
-        ConfigError: If the file or a value cannot be read; all problems at once.
+        ConfigError: If a file or a value cannot be read; all problems of the values at once.
     """
-    from zerolab.config.files import read_yaml
+    from zerolab.config.experiment.layers import Layer, read_layers
     from zerolab.errors import ConfigError
 
-    config: dict[str, Any] = dict(read_yaml(file)) if file is not None else {}
+    layers = [layer for file in files or () for layer in read_layers(file)]
+    assignments: dict[str, Any] = {}
     problems = []
     for assignment in values or ():
         key, equals, text = assignment.partition("=")
@@ -42,22 +53,36 @@ def read_changes(file: Path | None, values: list[str] | None, *, paused: bool) -
                 f"--set: must be KEY=VALUE, such as searcher.max_trials=16, got {assignment!r}"
             )
             continue
-        problem = _put(config, key.split("."), text)
+        problem = _put(assignments, key.split("."), text)
         if problem:
             problems.append(f"--set {key}: {problem}, got {text!r}")
     if problems:
         raise ConfigError("changes", problems)
+    return [*layers, Layer("--set", assignments)] if assignments else layers
+
+
+def read_changes(
+    files: list[Path] | None, values: list[str] | None, *, paused: bool
+) -> dict[str, Any]:
+    """Return the body of a request that changes a configuration.
+
+    Raises:
+        ConfigError: If a file or a value cannot be read.
+    """
+    from zerolab.config.experiment.layers import merge_layers
+
+    config = merge_layers(read_overrides(files, values))
     return {"config": config, "activate": not paused}
 
 
 def _put(config: dict[str, Any], path: list[str], text: str) -> str | None:
     """Set a value at its path; return the problem, or None."""
-    import yaml
+    from zerolab.config.files import parse_yaml_value
 
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        return f"must be a value in YAML ({str(error).splitlines()[0]})"
+        value = parse_yaml_value(text)
+    except ValueError as error:
+        return f"must be a value in YAML ({error})"
     for key in path[:-1]:
         block = config.setdefault(key, {})
         if not isinstance(block, dict):

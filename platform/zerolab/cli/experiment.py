@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from zerolab.cli.config_overrides import ChangesFile, Paused, Values, read_changes
+from zerolab.cli.config_overrides import ChangesFiles, Paused, Values, read_changes
 from zerolab.cli.connection import (
     ExperimentId,
     OfState,
@@ -351,7 +351,7 @@ def kill(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
 @group.command(rich_help_panel=_CONTROL)
 def fork(
     experiment_id: ExperimentId,
-    config: ChangesFile = None,
+    config: ChangesFiles = None,
     values: Values = None,
     paused: Paused = False,
     as_json: AsJson = False,

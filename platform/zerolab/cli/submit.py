@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from zerolab.cli.config_overrides import Values, read_changes
+from zerolab.cli.config_overrides import ChangesFiles, Values, read_overrides
 from zerolab.cli.connection import InProject
 from zerolab.cli.output import AsJson, print_json, print_message, print_warnings, result
 
@@ -42,6 +42,7 @@ AsWandb = Annotated[
 def submit(
     config: Config,
     model_dir: ModelDir = None,
+    changes: ChangesFiles = None,
     values: Values = None,
     project: InProject = None,
     test: Test = False,
@@ -59,7 +60,9 @@ def submit(
     """
     from zerolab.cli.connection import connect
 
-    content, archive = read_submission(config, model_dir, values, project, as_wandb=as_wandb)
+    content, archive = read_submission(
+        config, model_dir, changes, values, project, as_wandb=as_wandb
+    )
     with connect() as client:
         experiment = client.create_experiment(content, archive, activate=not paused, test=test)
     if as_json:
@@ -80,6 +83,7 @@ def print_waiting_reason(experiment: dict[str, Any]) -> None:
 def read_submission(
     config: Path,
     model_dir: Path | None,
+    changes: list[Path] | None,
     values: list[str] | None,
     project: str | None = None,
     *,
@@ -90,7 +94,8 @@ def read_submission(
     Args:
         config: The experiment file or its folder.
         model_dir: The model directory, if it is not the folder of the file.
-        values: ``KEY=VALUE`` overrides of the file.
+        changes: Files that are merged over it.
+        values: ``KEY=VALUE`` overrides of the files.
         project: Project that overrides the file's.
         as_wandb: Whether ``import wandb`` reports to Zerolab.
 
@@ -98,16 +103,15 @@ def read_submission(
         ConfigError: With every problem of the experiment file and its engine file.
     """
     from zerolab.client.archive import pack
-    from zerolab.config.engine.reader import merge
+    from zerolab.config.experiment.layers import merge_layers, read_layers
     from zerolab.config.experiment.model_files import FolderFiles
-    from zerolab.config.files import experiment_file, read_yaml
+    from zerolab.config.files import experiment_file
     from zerolab.config.validation import check_experiment
 
     config = experiment_file(config)
     if as_wandb:
         values = [*(values or ()), "environment.wandb=zerolab"]
-    changes = read_changes(None, values, paused=False)["config"]
-    content = merge(read_yaml(config), changes)
+    content = merge_layers([*read_layers(config), *read_overrides(changes, values)])
     if project is not None:
         content["project"] = project
     directory = model_dir or config.absolute().parent

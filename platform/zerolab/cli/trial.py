@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerolab.cli.config_overrides import ChangesFile, Paused, Values, read_changes
+from zerolab.cli.config_overrides import ChangesFiles, Paused, Values, read_changes
 from zerolab.cli.connection import (
     ExperimentId,
     TrialId,
@@ -357,7 +357,7 @@ def continue_trial(trial_id: TrialId, as_json: AsJson = False) -> None:
 @group.command(rich_help_panel=_CONTROL)
 def fork(
     trial_id: TrialId,
-    config: ChangesFile = None,
+    config: ChangesFiles = None,
     values: Values = None,
     paused: Paused = False,
     as_json: AsJson = False,

@@ -18,6 +18,7 @@ __all__ = [
     "experiment_file",
     "parse_json",
     "parse_yaml",
+    "parse_yaml_value",
     "read_bytes",
     "read_json",
     "read_yaml",
@@ -238,6 +239,31 @@ def parse_yaml(text: bytes | str, source: str) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(source, [f"file: must be YAML, got an error: {error}"]) from None
     return _require_mapping(content if content is not None else {}, source)
+
+
+def parse_yaml_value(text: str) -> Any:
+    """Parse a single value with the rules of :func:`parse_yaml`.
+
+    Raises:
+        ValueError: If it is not YAML, with the problem.
+
+    Example:
+        >>> from zerolab.config.files import parse_yaml_value
+        >>> parse_yaml_value("1e-3"), parse_yaml_value("[a, b]")
+        (0.001, ['a', 'b'])
+    """
+    import yaml
+
+    try:
+        loader = _loader()(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+    except RecursionError:
+        raise ValueError("nested too deep") from None
 
 
 def _depth_error(source: str) -> ConfigError:

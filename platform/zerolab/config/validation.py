@@ -20,13 +20,16 @@ from zerolab.config.experiment.experiment_config import (
     ExperimentFile,
     parse_experiment,
 )
+from zerolab.config.experiment.layers import Layer, merge_layers, origin_of, read_layers
 from zerolab.config.experiment.model_files import FolderFiles, ModelFiles
 from zerolab.config.experiment.resources import (
     ResourcesConfig,
     with_elastic_counts,
 )
 from zerolab.config.experiment.run_spec import variables_of
-from zerolab.config.files import experiment_file, read_yaml
+from zerolab.config.files import experiment_file
+from zerolab.contract.flatten import flatten_hparams
+from zerolab.contract.secrets import mask_secrets
 from zerolab.contract.spec import Command
 from zerolab.errors import ConfigError
 from zerolab.registry import PARTS
@@ -328,6 +331,7 @@ def check_file(
     path: str | PathLike[str],
     world_size: int | None = None,
     hyperparameters: Mapping[str, Any] | None = None,
+    overrides: Sequence[Layer] = (),
     *,
     strict: bool = False,
     torch: str | None = None,
@@ -340,6 +344,7 @@ def check_file(
         world_size: Ranks; by default ``slots_per_trial`` of an experiment, else the ranks that
             share one model.
         hyperparameters: Values for ``"auto"`` in an engine file; an experiment has its own.
+        overrides: Merged over the file.
         strict: Read the engine file without normalization.
         torch: Version of torch that will train; keys that need a newer one are problems.
         full: Include defaults and derived values.
@@ -364,10 +369,18 @@ def check_file(
                 "hyperparameters: must be given only with an engine file; an experiment has its own"
             )
             raise ConfigError(str(path), [problem])
-        return _check_experiment_file(path, world_size, strict=strict, torch=torch, full=full)
+        return _check_experiment_file(
+            path, world_size, overrides, strict=strict, torch=torch, full=full
+        )
     content, changes = read_source(path, strict=strict)
     auto_values = {} if hyperparameters is None else hyperparameters
-    engine = parse_engine_config(content, str(path), hyperparameters=auto_values, strict=strict)
+    engine = parse_engine_config(
+        content,
+        str(path),
+        overrides=merge_layers(overrides),
+        hyperparameters=auto_values,
+        strict=strict,
+    )
     open_keys = engine.left_open if hyperparameters is None else []
     problems = [line for line in engine.problems if line not in open_keys]
     if not problems and open_keys:
@@ -416,14 +429,23 @@ def _sizes_text(valid_counts: Sequence[int]) -> str:
 
 
 def _check_experiment_file(
-    path: Path, world_size: int | None, *, strict: bool, torch: str | None, full: bool
+    path: Path,
+    world_size: int | None,
+    overrides: Sequence[Layer],
+    *,
+    strict: bool,
+    torch: str | None,
+    full: bool,
 ) -> str:
-    content = dict(read_yaml(path))
+    layers = [*read_layers(path), *overrides]
+    content = merge_layers(layers)
     model = FolderFiles(path.parent)
     if world_size is not None:
         content = with_ranks(content, world_size)
     config = check_experiment(content, model, str(path), strict=strict)
     parts = [_experiment_report(str(path), content, config)]
+    if full:
+        parts[0] += "".join(f"\n  {line}" for line in _settings(config, layers))
     slots = config.resources.slots_per_trial
     checked_names = set()
     batches = _max_batches(config)
@@ -480,6 +502,22 @@ def _experiment_report(source: str, content: Mapping[str, Any], config: Experime
         if value is not None:
             lines.append(f"  {key} = {value}  (hint: {reason})")
     return "\n".join(lines)
+
+
+def _settings(config: ExperimentConfig, layers: Sequence[Layer]) -> list[str]:
+    """Return a line for each setting of an experiment, with its origin; secrets are masked."""
+    values = flatten_hparams(mask_secrets(config.to_dict()))
+    shown = {layers[0].origin: "file"} if len(layers) == 1 else {}
+    entries = [
+        (key, value, shown.get(origin, origin))
+        for key, value in values.items()
+        if not key.startswith(_ENGINE_BLOCKS)
+        for origin in [origin_of(key, layers) or "default"]
+    ]
+    return format_entries(entries).splitlines()
+
+
+_ENGINE_BLOCKS = ("hyperparameters.deepspeed_config.", "hyperparameters.overwrite_deepspeed_args.")
 
 
 def _searched_keys(space: Mapping[str, Any]) -> dict[str, str]:

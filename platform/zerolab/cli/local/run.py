@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerolab.cli.config_overrides import Values
+from zerolab.cli.config_overrides import ChangesFiles, Values
 from zerolab.cli.connection import InProject
 from zerolab.cli.output import (
     AsJson,
@@ -38,6 +38,7 @@ EXIT_DETACHED = 130
 def run(
     config: Config,
     model_dir: ModelDir = None,
+    changes: ChangesFiles = None,
     values: Values = None,
     project: InProject = None,
     test: Test = False,
@@ -67,7 +68,9 @@ def run(
     from zerolab.paths import Home, named_master
     from zerolab.registry import PARTS
 
-    content, archive = read_submission(config, model_dir, values, project, as_wandb=as_wandb)
+    content, archive = read_submission(
+        config, model_dir, changes, values, project, as_wandb=as_wandb
+    )
     home = Home.default()
     if named_master() is None:
         start_services(

@@ -1,6 +1,5 @@
 """Reader of engine files: overrides, normalization, strict checks that report all problems."""
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -9,6 +8,7 @@ from typing import Any
 from zerolab.config.engine import optimizers, schedules
 from zerolab.config.engine.dialect import Dialect, ResolvedAuto, dialect, log_changes, read_source
 from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.merging import merge
 from zerolab.errors import ConfigError
 from zerolab.registry import PARTS, Registry
 from zerolab.schema.json_values import to_json_values
@@ -17,7 +17,6 @@ from zerolab.schema.section import Path, Section, dotted, drop_nulls, hints_of, 
 __all__ = [
     "EngineFile",
     "load_engine_config",
-    "merge",
     "overwrite_deepspeed_config",
     "parse_engine_config",
 ]
@@ -317,20 +316,3 @@ def overwrite_deepspeed_config(
         parts.append(clean)
         changes = []
     return merge(*parts)
-
-
-def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge overrides into a configuration, key by key at every depth, without checks.
-
-    Args:
-        base: The configuration.
-        overrides: Changes.
-    """
-    merged = {key: copy.deepcopy(value) for key, value in base.items()}
-    for key, value in overrides.items():
-        old = merged.get(key)
-        if isinstance(value, Mapping):
-            merged[key] = merge(old if isinstance(old, Mapping) else {}, value)
-        else:
-            merged[key] = copy.deepcopy(value)
-    return merged

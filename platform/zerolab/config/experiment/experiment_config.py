@@ -11,6 +11,7 @@ from zerolab.config.experiment.entrypoint import (
     determined_launcher_problem,
     parse_entrypoint,
 )
+from zerolab.config.experiment.layers import EXTENDS, read_experiment
 from zerolab.config.experiment.resources import ResourcesConfig, resource_problems
 from zerolab.config.experiment.sections import (
     EnvironmentConfig,
@@ -21,7 +22,6 @@ from zerolab.config.experiment.sections import (
     RetentionPolicyConfig,
 )
 from zerolab.config.experiment.storage import CheckpointStorageConfig, storage_problems
-from zerolab.config.files import read_yaml
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, LOG_POLICIES, NAME_CHARACTERS
 from zerolab.contract.names import check_name, check_project, check_text
 from zerolab.contract.secrets import masked_paths
@@ -244,7 +244,7 @@ def load_experiment(source: str | PathLike[str] | Mapping[str, Any]) -> Experime
         (4, 3)
     """
     name = "experiment" if isinstance(source, Mapping) else str(source)
-    content = to_json_values(source) if isinstance(source, Mapping) else read_yaml(source)
+    content = to_json_values(source) if isinstance(source, Mapping) else read_experiment(source)
     parsed = parse_experiment(content)
     if parsed.problems or parsed.config is None:
         raise ConfigError(name, parsed.problems)
@@ -257,8 +257,15 @@ def parse_experiment(content: Mapping[str, Any]) -> ExperimentFile:
     if unfit:
         return ExperimentFile(None, unfit, frozenset())
     problems: list[str] = []
+    if EXTENDS in content:
+        content = dict(content)
+        problems.append(
+            f"{EXTENDS}: must be merged before the submission, got {content.pop(EXTENDS)!r}; use "
+            "`zerolab submit FILE`, or `zerolab.config.load_experiment(FILE).to_dict()`"
+        )
     if unsupported := PARTS.find("unsupported_fields"):
-        content, problems = unsupported.without_unsupported(content, _OPAQUE)
+        content, other_problems = unsupported.without_unsupported(content, _OPAQUE)
+        problems += other_problems
     config, invalid, paths = validate(ExperimentConfig, drop_nulls(content, _OPAQUE))
     problems += [_with_remedy(line) for line in invalid] + list(_mask_problems(content))
     bad = frozenset(dotted(path) for path in paths)

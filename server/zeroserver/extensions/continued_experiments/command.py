@@ -1,6 +1,6 @@
 """Command ``zerolab experiment continue``."""
 
-from zerolab.cli.config_overrides import ChangesFile, Paused, Values, read_changes
+from zerolab.cli.config_overrides import ChangesFiles, Paused, Values, read_changes
 from zerolab.cli.connection import ExperimentId
 from zerolab.cli.groups import in_panel
 from zerolab.cli.output import AsJson, print_done
@@ -11,7 +11,7 @@ __all__ = ["continue_experiment"]
 @in_panel("Control")
 def continue_experiment(
     experiment_id: ExperimentId,
-    config: ChangesFile = None,
+    config: ChangesFiles = None,
     values: Values = None,
     paused: Paused = False,
     as_json: AsJson = False,

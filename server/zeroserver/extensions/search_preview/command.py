@@ -93,11 +93,11 @@ def _local_estimate(file: Path, known_times: Mapping[str, float]) -> dict[str, A
 def _server_estimate(file: Path, like: int) -> dict[str, Any]:
     from zerolab.cli.connection import connect
     from zerolab.config.experiment.experiment_config import load_experiment
-    from zerolab.config.files import read_yaml
+    from zerolab.config.experiment.layers import read_experiment
 
     load_experiment(file)  # reports errors with the file's name
     with connect() as client:
-        return client.preview(read_yaml(file), like=like)
+        return client.preview(read_experiment(file), like=like)
 
 
 def _to_resource(estimate: "Preview") -> dict[str, Any]:

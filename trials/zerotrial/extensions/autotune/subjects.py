@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import msgspec
 
 from zerolab.config.engine.dialect import dialect, read_source
-from zerolab.config.engine.reader import merge
+from zerolab.config.experiment.layers import read_experiment
 from zerolab.config.experiment.model_files import FolderFiles
 from zerolab.config.experiment.run_spec import run_spec_fields
-from zerolab.config.files import read_yaml
+from zerolab.config.merging import merge
 from zerolab.config.validation import check_experiment
 from zerolab.contract.spec import Command, FitSpec, LengthSpec, RunSpec
 from zerolab.errors import ConfigError
@@ -92,7 +92,7 @@ class ExperimentSubject:
         self.source = str(self.file)
         self._directory = self.file.resolve().parent
         self._config = check_experiment(
-            dict(read_yaml(self.file)), FolderFiles(self._directory), self.source
+            read_experiment(self.file), FolderFiles(self._directory), self.source
         )
         if self._config.resources.hosts:
             problem = "resources.hostfile: must be left out, as candidates run on this machine"

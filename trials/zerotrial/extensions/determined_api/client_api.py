@@ -7,7 +7,7 @@ from typing import Any
 
 import zerolab
 from zerolab.client.objects import Checkpoint, Experiment, Model, Trial
-from zerolab.config.files import read_yaml
+from zerolab.config.experiment.layers import read_experiment
 
 __all__ = [
     "Determined",
@@ -60,7 +60,7 @@ class Determined:
             config: Experiment file, or its content.
             model_dir: Directory of the code.
         """
-        content = config if isinstance(config, dict) else read_yaml(Path(config))
+        content = config if isinstance(config, dict) else read_experiment(Path(config))
         return self.client.submit(Path(model_dir), content)
 
     def get_experiment(self, experiment_id: int) -> Experiment:

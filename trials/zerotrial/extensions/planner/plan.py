@@ -26,8 +26,8 @@ import torch
 
 from zerolab.config.engine.trial_values import trial_values
 from zerolab.config.experiment.experiment_config import ExperimentConfig
+from zerolab.config.experiment.layers import read_experiment
 from zerolab.config.experiment.model_files import FolderFiles
-from zerolab.config.files import read_yaml
 from zerolab.config.validation import check_experiment, with_ranks
 from zerolab.contract.spec import RunSpec
 from zerolab.errors import TrialError, ZerolabError
@@ -114,7 +114,7 @@ def make_plan(
             batch.
     """
     directory = file.resolve().parent
-    content = dict(read_yaml(file))
+    content = read_experiment(file)
     if world_size is not None:
         content = with_ranks(content, world_size)
     experiment = check_experiment(content, FolderFiles(directory), str(file))
