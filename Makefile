@@ -10,7 +10,7 @@ PIP := 'pip>=25.1'
 # Processes of a test run: at least four, since most of a test of processes is waiting for them.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 4); echo $$((n > 4 ? n : 4)))
 
-.PHONY: help demo test test-all test-quick test-core test-torch check lint types imports language docs docs-serve bench web install install-dev clean
+.PHONY: help demo test test-all test-quick test-core test-torch check lint types imports language docs docs-serve bench wheel web install install-dev clean
 
 help: ## show this text
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -65,6 +65,9 @@ docs-serve: .venv/.installed-dev ## show the documentation at http://127.0.0.1:8
 
 bench: .venv/.installed-dev ## the benchmarks, one after the other, short
 	$(BIN)/python -m benchmarks
+
+wheel: .venv/.installed-dev ## build sdist and wheel, and run them on Python 3.11, 3.12 and 3.13
+	tools/wheel_check.sh
 
 web: ## build the page (needs Node on the PATH; an installation builds it by itself)
 	cd server/web && npm ci --no-audit --no-fund && npm run build
