@@ -247,3 +247,25 @@ def test_client_finds_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("ZEROLAB_TOKEN", "other")
     with Client() as client:
         assert client.url == "http://10.0.0.1:8"
+
+
+def test_init_without_with_block(tmp_path: Path) -> None:
+    context = zerotrial.init(run_dir=tmp_path / "run")
+    with pytest.raises(AttributeError, match=r"get_hparam: use .*`with zerotrial.init\(\) as"):
+        context.get_hparam("lr")  # type: ignore[attr-defined]
+    assert not (tmp_path / "run").exists()
+
+
+def test_result_of_initialize_used_as_engine(tmp_path: Path) -> None:
+    config = {"train_batch_size": 8, "optimizer": {"type": "Adam"}}
+    remedy = r"`engine, \*_ = zerotrial.initialize\(...\)`"
+    with zerotrial.init(run_dir=tmp_path / "run") as context:
+        engine = zerotrial.initialize(model=torch.nn.Linear(1, 1), config=config)
+        with pytest.raises(TypeError, match=remedy):
+            engine(torch.ones(8, 1))
+        with pytest.raises(AttributeError, match=f"^backward: .*{remedy}"):
+            engine.backward(torch.ones(()))
+        with pytest.raises(TrialError, match=remedy):
+            context.wrap_model_engine(engine)
+        assert isinstance(engine, tuple)
+        assert engine.engine is context.wrap_model_engine(engine[0])

@@ -37,8 +37,13 @@ def view_of(engine: Any) -> "EngineView":
     """
     if isinstance(engine, Engine):
         return EngineView(engine)
+    if isinstance(engine, tuple):
+        raise TrialError(
+            "wrap_model_engine: must get an engine, got the tuple that zerotrial.initialize "
+            "returns; unpack it: `engine, *_ = zerotrial.initialize(...)`"
+        )
     kind = type(engine).__name__
-    msg = f"wrap_model_engine: must get an engine as zerotrial.initialize returns it, got {kind}"
+    msg = f"wrap_model_engine: must get an engine from zerotrial.initialize, got {kind}"
     problem = TrialError(msg)
     for name in VIEWS:
         try:

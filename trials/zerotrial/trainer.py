@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,24 @@ Length = TrainUnit | Mapping[str, int] | int
 """``Batch(n)``, ``Epoch(n)``, ``{"batches": n}``, ``{"epochs": n}``, or a number of batches."""
 
 
-@contextmanager
+class _WithBlock(AbstractContextManager[ZeroTrialContext]):
+    """Result of :func:`init`, which explains a forgotten ``with``."""
+
+    def __init__(self, context: AbstractContextManager[ZeroTrialContext]) -> None:
+        self._context = context
+
+    def __enter__(self) -> ZeroTrialContext:
+        return self._context.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._context.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{name}: use zerotrial.init() in a with block: `with zerotrial.init() as context:`"
+        )
+
+
 def init(
     *,
     hparams: Mapping[str, Any] | None = None,
@@ -50,13 +67,13 @@ def init(
     enable_tensorboard_logging: bool = True,
     seed: int = 0,
     run_dir: str | Path = "zerolab_run",
-) -> Iterator[ZeroTrialContext]:
+) -> AbstractContextManager[ZeroTrialContext]:
     """Make the context of a trial in a user's script. **Collective**.
 
-    The script is one rank; under torchrun it is one of several. As the entrypoint of an experiment
-    it gets hyperparameters, configuration and seed from there. Otherwise metrics go to
-    ``metrics.jsonl`` in ``run_dir`` (``zerolab import`` uploads it to a server), and checkpoints
-    to ``checkpoints/`` in the same directory.
+    Use it in a ``with`` block. The script is one rank; under torchrun it is one of several. As the
+    entrypoint of an experiment it gets hyperparameters, configuration and seed from there. Otherwise
+    metrics go to ``metrics.jsonl`` in ``run_dir`` (``zerolab import`` uploads it to a server), and
+    checkpoints to ``checkpoints/`` in the same directory.
 
     Args:
         hparams: Hyperparameters; inside an experiment its values take precedence.
@@ -69,8 +86,8 @@ def init(
         run_dir: Directory of metrics, checkpoints and traces, outside an experiment. If a run has
             used it, a new run uses ``run_dir-2``, and so on: each ``fit`` is its own run.
 
-    Yields:
-        The context for the trial's class.
+    Returns:
+        A context manager; its value is the context for the trial's class.
 
     Raises:
         ConfigError: If ``exp_conf`` has a searcher but is not a valid experiment file.
@@ -80,17 +97,39 @@ def init(
         ...     context.get_hparam("lr")
         0.1
     """
+    return _WithBlock(
+        _open_context(
+            hparams,
+            exp_conf,
+            distributed,
+            seed,
+            Path(run_dir),
+            tensorboard=enable_tensorboard_logging,
+        )
+    )
+
+
+@contextmanager
+def _open_context(
+    hparams: Mapping[str, Any] | None,
+    exp_conf: Mapping[str, Any] | None,
+    distributed: Distributed | None,
+    seed: int,
+    run_dir: Path,
+    *,
+    tensorboard: bool,
+) -> Iterator[ZeroTrialContext]:
     if distributed is None:
         distributed = Distributed.from_environment(cuda=torch.cuda.is_available())
     standalone = not os.environ.get(ENV_RUN_SPEC)
-    directories = RunDirectories(Path(run_dir)) if standalone else None
-    claimed = Path(run_dir)
+    directories = RunDirectories(run_dir) if standalone else None
+    claimed = run_dir
     if directories is not None:
         claimed = _claim_directory(directories, distributed)
     spec = _run_spec(hparams, exp_conf, seed, claimed, distributed.size)
     context = ZeroTrialContext(spec, distributed)
     context.run_directories = directories
-    context.set_enable_tensorboard_logging(enable_tensorboard_logging)
+    context.set_enable_tensorboard_logging(tensorboard)
     random_state.seed_everything(spec.trial_seed)
     try:
         with apply_run_overrides(spec):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -62,13 +62,38 @@ from zerotrial.engine.protocols import (
 from zerotrial.engine.update.factory import choose_optimizer
 from zerotrial.engine.update.in_memory import build_offloaded
 
-__all__ = ["extended", "initialize"]
+__all__ = ["Initialized", "extended", "initialize"]
 
 logger = logging.getLogger(__name__)
 
 EXTENSIONS: Registry[type] = Registry("zerotrial.engine_extensions", {})
 """Classes by name whose methods are added to the engines of :func:`initialize`."""
 _extended: dict[type, Any] = {}
+
+
+class Initialized(NamedTuple):
+    """Result of :func:`initialize`: a tuple, as ``deepspeed.initialize`` returns."""
+
+    engine: Engine
+    optimizer: Any
+    training_loader: Any
+    schedule: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Explain the mistake of a script that uses the tuple as the engine."""
+        raise TypeError(f"initialize() {_UNPACK}")
+
+    def __getattr__(self, name: str) -> Any:
+        """Explain the mistake of a script that uses the tuple as the engine."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(f"{name}: initialize() {_UNPACK}")
+
+
+_UNPACK = (
+    "returns the engine, the optimizer, the loader and the schedule; unpack them: "
+    "`engine, *_ = zerotrial.initialize(...)`"
+)
 
 _FLAT_STAGES = {0: Stage0, 1: Stage1, 2: Stage2}
 
@@ -92,7 +117,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     *,
     weights: str | PathLike[str] | None = None,
     engine_class: type[Engine] | None = None,
-) -> tuple[Engine, torch.optim.Optimizer, Any, Any]:
+) -> Initialized:
     """Build an engine; replaces ``deepspeed.initialize``. **Collective**.
 
     Args:
@@ -146,12 +171,8 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     model = unwrap_compiled(model)
     planner = current_planner()
     if planner is not None:
-        return (
-            planner(model, resolved, optimizer, model_parameters),
-            cast("Any", optimizer),
-            None,
-            None,
-        )
+        planned = planner(model, resolved, optimizer, model_parameters)
+        return Initialized(planned, optimizer, None, None)
     measured = None
     if ENV_AUTOTUNE in os.environ:
         measured = ENGINE_PARTS["autotune"](model, resolved, optimizer, model_parameters)
@@ -208,7 +229,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     ownership.acquire(_trained(inputs), partial(engine.close, replaced=True), exclusive=exclusive)
     if environment.mesh.saving.rank == 0:
         describe_config(resolved, environment.mesh.replicas, model)
-    return engine, engine.optimizer if inputs.groups else cast("Any", None), loader, schedule
+    return Initialized(engine, engine.optimizer if inputs.groups else None, loader, schedule)
 
 
 def _prepare_model(
