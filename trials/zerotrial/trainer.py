@@ -71,7 +71,7 @@ def init(
     """Make the context of a trial in a user's script. **Collective**.
 
     Use it in a ``with`` block. The script is one rank; under torchrun it is one of several. As the
-    entrypoint of an experiment it gets hyperparameters, configuration and seed from there. Otherwise
+    entrypoint of an experiment it gets hyperparameters, configuration and seed there. Otherwise
     metrics go to ``metrics.jsonl`` in ``run_dir`` (``zerolab import`` uploads it to a server), and
     checkpoints to ``checkpoints/`` in the same directory.
 
