@@ -376,6 +376,6 @@ def test_module_explains_unsupported_names() -> None:
     assert actual["finders"] == 1
     assert actual["engine"] == "Engine"
     assert actual["status"] == "AVAILABLE"
-    assert "no expert parallelism" in actual["errors"]["EngineError"]
+    assert "MoE layers are not supported" in actual["errors"]["EngineError"]
     assert "ranks and groups are torch.distributed's" in actual["errors"]["AttributeError"]
     assert "call the model under torch.no_grad()" in actual["errors"]["ConfigError"]

@@ -59,7 +59,7 @@ class PipelineConfig(Section):
     """Partition transferred gradients of activations over the tensor-parallel ranks."""
 
 
-Style = Literal["colwise", "rowwise", "sequence", "summed", "replicate"]
+Style = Literal["colwise", "rowwise", "sequence", "summed", "experts", "replicate"]
 Layout = Literal["replicate", "split", "sequence"]
 
 
@@ -69,7 +69,8 @@ class LayerPlan(Section):
     style: Style
     """``colwise``: each rank has some of the outputs. ``rowwise``: some of the inputs.
     ``sequence``: full on each rank, for the rank's tokens. ``summed``: full on each rank, for the
-    rank's inputs; gradients are summed. ``replicate``: full on each rank."""
+    rank's inputs; gradients are summed. ``experts``: each rank has some of the experts of a
+    mixture. ``replicate``: full on each rank."""
 
     input: Layout | None = None
     """Layout of its input; null means the style's."""
@@ -92,6 +93,7 @@ STYLES: Mapping[str, Mapping[str, Any]] = {
     "rowwise": {"style": "rowwise"},
     "sequence": {"style": "sequence"},
     "summed": {"style": "summed"},
+    "experts": {"style": "experts"},
     "replicate": {"style": "replicate"},
     # torch's
     "ColwiseParallel": {"style": "colwise"},
@@ -108,6 +110,7 @@ STYLES: Mapping[str, Mapping[str, Any]] = {
     "packed_rowwise": {"style": "rowwise", "blocks": 2},
     "sequence_parallel": {"style": "sequence"},
     "replicated_with_grad_allreduce": {"style": "summed"},
+    "ep_dispatch_experts": {"style": "experts"},
 }
 """Names of styles and their meaning."""
 
@@ -136,7 +139,7 @@ class TensorParallelConfig(Section):
     plan: Literal["auto"] | dict[str, LayerPlan] = "auto"
     """Sharding of each layer, by a pattern of its name; ``*`` matches any part between two dots.
     ``auto``: the plan of the model, from ``tensor_parallel_plan()`` or, for a Hugging Face model,
-    from its ``tp_plan``."""
+    from its ``tp_plan`` and, for experts, its ``ep_plan``."""
 
     @field_validator("plan", mode="before")
     @classmethod

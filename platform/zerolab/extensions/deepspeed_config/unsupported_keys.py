@@ -78,7 +78,9 @@ UNSUPPORTED_KEYS: dict[str, UnsupportedKey] = {
         "checkpoints load at any world size: set resources.slots_per_trial", BLOCK
     ),
     "expert_parallel": UnsupportedKey(
-        "use stage 3, which shards experts with the rest of the model", BLOCK
+        "set tensor_parallel.size, which divides the experts of models of transformers, or use "
+        "stage 3, which shards them with the rest of the model",
+        BLOCK,
     ),
     "fp8": UnsupportedKey("the engine computes in fp32, fp16 or bf16: set bf16.enabled", BLOCK),
     "hybrid_engine": UnsupportedKey(

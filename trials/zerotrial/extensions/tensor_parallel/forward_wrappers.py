@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zerolab.errors import EngineError
+from zerotrial.extensions.tensor_parallel.experts import local_experts
 from zerotrial.extensions.tensor_parallel.plan import Layer, Move, Prepared
 from zerotrial.extensions.tensor_parallel.plan_validation import is_transposed, layouts_of
 from zerotrial.extensions.tensor_parallel.redistribution import (
@@ -49,6 +50,8 @@ def wrap(layer: Layer, ranks: TensorRanks, on_undo: OnUndo) -> None:
         outer = _vocabulary_sharded(layer, module, inner, ranks, on_undo)
     elif style == "rowwise":
         outer = _rowwise(layer, inner, ranks)
+    elif style == "experts":
+        outer = local_experts(layer, inner, ranks, on_undo)
     elif style == "replicate":
         outer = _redistributed(layer, inner, ranks)
     else:

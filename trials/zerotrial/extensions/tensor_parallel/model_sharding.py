@@ -23,6 +23,7 @@ from zerotrial.engine.module.equal_batches import check_batches
 from zerotrial.engine.module.shard_spec import ShardSpec, mark
 from zerotrial.engine.module.sharded_model import ShardedModel
 from zerotrial.engine.protocols import NullObserver
+from zerotrial.extensions.tensor_parallel.experts import replicated_parts
 from zerotrial.extensions.tensor_parallel.first_batch import watch_first_batch
 from zerotrial.extensions.tensor_parallel.forward_wrappers import wrap
 from zerotrial.extensions.tensor_parallel.plan import find_layers
@@ -90,6 +91,14 @@ def shard_model(
     problems += unplanned_users(module, [*layers, *followers], cuts, names)
     problems += indivisible_heads(module, axis.size)
     problems += differently_sharded_ties(module, cuts, names, stages)
+    problems += replicated_parts(layers)
+    by_tokens = any(stages.allgather(any("sequence" in layouts_of(layer) for layer in layers)))
+    if by_tokens:
+        problems += [
+            f"{layer.name}: experts must get all tokens; use no 'sequence' layout in this plan"
+            for layer in layers
+            if layer.plan.style == "experts"
+        ]
     # Each stage has different layers, so problems are merged: all ranks raise, or none.
     if problems := sorted(stages.union(set(problems))):
         raise ConfigError("tensor_parallel", problems)
@@ -99,12 +108,11 @@ def shard_model(
     for parameter, cut in cuts.items():
         parameter.data = cut.take(parameter.data)
         mark(parameter, cut)
-    by_tokens = any("sequence" in layouts_of(layer) for layer in layers)
     divided = ShardedModel(
         module,
         {names[parameter]: cut for parameter, cut in cuts.items()},
         ranks,
-        by_tokens=any(stages.allgather(by_tokens)),
+        by_tokens=by_tokens,
     )
     for layer in [*layers, *followers]:
         wrap(layer, ranks, divided.on_undo)

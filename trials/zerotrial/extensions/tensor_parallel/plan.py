@@ -16,6 +16,9 @@ from zerolab.config.engine.parallel import LayerPlan, TensorParallelConfig, laye
 __all__ = ["Layer", "Move", "Prepared", "find_layers"]
 
 _PLAN_ATTRIBUTE = "tensor_parallel_plan"
+_EXPERT_WEIGHT = "grouped_gemm"
+"""Hugging Face's style of a parameter whose first dimension is the expert."""
+
 Move = tuple[str, str] | None
 """Source and target layout; None leaves a value unchanged."""
 
@@ -71,7 +74,7 @@ def find_layers(
         plans, problems = _read(plan_source)
         layers, more = _match(module, plans, f"{_PLAN_ATTRIBUTE}()", fitting)
         return layers, problems + more
-    plan_source = dict(_library_plans(module))
+    plan_source = _library_plan(module)
     if not plan_source:
         return [], [
             f"tensor_parallel.plan: 'auto' asks the model, and {type(module).__name__} has neither "
@@ -81,7 +84,13 @@ def find_layers(
     plans, problems = _read(plan_source)
     names = dict(module.named_modules())
     # A library's plan may name modules that this model lacks, or parameters of experts.
-    relevant = [p for p in problems if any(_matches(p.partition(": ")[0], name) for name in names)]
+    unknown = [problem.partition(": ")[0] for problem in problems]
+    relevant = [
+        f"the model's tp_plan: {pattern}: the style {plan_source[pattern]!r} is not supported; set "
+        "tensor_parallel.plan to the layers to divide"
+        for pattern in unknown
+        if any(_matches(pattern, name) for name in names)
+    ]
     layers, more = _match(module, plans, "the model's tp_plan", lambda _: set(plans))
     layers = [replace(layer, of_library=True) for layer in layers]
     if not layers and not more and not relevant:
@@ -187,13 +196,23 @@ def _layout(layouts: Any) -> str:
     return "sequence" if dim == 1 else "split"
 
 
-def _library_plans(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield the plans of a Hugging Face model and of the models inside of it."""
+def _library_plan(module: nn.Module) -> dict[str, str]:
+    """Return the plan of a Hugging Face model, with its experts divided by expert."""
+    expert_plans = dict(_library_plans(module, "ep_plan"))
+    experts = {
+        name.rpartition(".")[0] for name, style in expert_plans.items() if style == _EXPERT_WEIGHT
+    }
+    # The tensor-parallel plan divides the matrices of each expert instead.
+    return {**dict(_library_plans(module, "tp_plan")), **dict.fromkeys(experts, "experts")}
+
+
+def _library_plans(module: nn.Module, kind: str) -> Iterator[tuple[str, str]]:
+    """Yield the plans of one kind of a Hugging Face model and of the models inside of it."""
     for prefix, part in module.named_modules():
         dot = f"{prefix}." if prefix else ""
-        plans = [getattr(part, "_tp_plan", None)]
+        plans = [getattr(part, f"_{kind}", None)]
         if getattr(part, "base_model", None) is part:
-            plans.append(getattr(getattr(part, "config", None), "base_model_tp_plan", None))
+            plans.append(getattr(getattr(part, "config", None), f"base_model_{kind}", None))
         for plan in plans:
             if isinstance(plan, Mapping):
                 for name, style in plan.items():

@@ -10,6 +10,7 @@ from torch import nn
 from zerotrial.engine.comm.ranks import GroupRanks
 from zerotrial.engine.mesh import tie_of
 from zerotrial.engine.module.shard_spec import ShardSpec
+from zerotrial.extensions.tensor_parallel.experts import experts_problem
 from zerotrial.extensions.tensor_parallel.plan import Layer
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def cuts_of(
 ) -> Iterator[tuple[nn.Parameter, ShardSpec]]:
     """Yield the sharded parameters of one layer; add problems to ``problems``."""
     module, plan = layer.module, layer.plan
-    problem = _layer_problem(layer)
+    problem = _layer_problem(layer, axis.size)
     if problem is not None:
         problems.append(f"{layer.name}: {problem}")
         return
@@ -58,12 +59,14 @@ def cuts_of(
         yield parameter, ShardSpec(parameter.shape, dim, axis.rank, axis.size, plan.blocks)
 
 
-def _layer_problem(layer: Layer) -> str | None:
+def _layer_problem(layer: Layer, size: int) -> str | None:
     module, plan = layer.module, layer.plan
     if any(parameter.is_meta for parameter in module.parameters()):
         return "must hold values, got the meta device"
     if plan.style in ("colwise", "rowwise"):
         problem = _sharding_problem(module, plan)
+    elif plan.style == "experts" and plan.blocks == 1:
+        problem = experts_problem(module, size)
     else:
         problem = "blocks: must be 1 without sharding" if plan.blocks > 1 else None
     return problem or _layout_problem(layer)
@@ -88,12 +91,13 @@ def _layout_problem(layer: Layer) -> str | None:
     allowed = {
         "colwise": (("replicate", "sequence"), ("split", "replicate")),
         "rowwise": (("split", "replicate"), ("replicate", "sequence")),
+        "experts": (("replicate",), ("replicate",)),
     }
     for which, layout, supported in zip(
         ("input", "output"), layouts_of(layer), allowed.get(style, ()), strict=False
     ):
         if layout not in supported:
-            return f"{which}: must be {' or '.join(supported)} of a {style} layer, got {layout}"
+            return f"{which}: must be {' or '.join(supported)} with style {style}, got {layout}"
     return None
 
 
@@ -112,6 +116,8 @@ def _dims(module: nn.Module, plan: LayerPlan) -> dict[str, int]:
         if isinstance(module, nn.Embedding):
             return {"weight": 0}
         return {"weight": 0 if is_transposed(module) else 1}
+    if plan.style == "experts":
+        return {name: 0 for name, _ in module.named_parameters(recurse=False)}
     return {}
 
 
