@@ -14,7 +14,7 @@ from tests.server.processes import LiveServer
 from tests.waiting import DEADLINE_S, until
 from zerolab.client import archive
 from zerolab.client.http import Client
-from zerolab.contract.spec import ENV_HOME, ENV_MASTER, ENV_TOKEN
+from zerolab.contract.spec import ENV_HOME, ENV_MASTER, ENV_PRELOAD, ENV_TOKEN
 
 pytestmark = pytest.mark.processes
 
@@ -78,7 +78,9 @@ def start_agent(
 ) -> "subprocess.Popen[bytes]":
     """Start an agent like a user of another machine."""
     inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith("ZEROLAB_")
+        name: value
+        for name, value in os.environ.items()
+        if name == ENV_PRELOAD or not name.startswith("ZEROLAB_")
     }
     command = [sys.executable, "-m", "zerolab", "agent", "start", "--server", server.url]
     with home.with_suffix(".log").open("ab") as log:

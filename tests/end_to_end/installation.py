@@ -18,7 +18,7 @@ from tests.waiting import DEADLINE_S, free_port, until
 from zerolab.cli.main import main
 from zerolab.client.http import Client
 from zerolab.contract.run_folder import RunFolder
-from zerolab.contract.spec import ENV_HOME
+from zerolab.contract.spec import ENV_HOME, ENV_PRELOAD
 from zerolab.files import read_json
 from zerolab.linux import kill_all, wait_for_end
 from zerolab.paths import Home
@@ -117,7 +117,9 @@ class Installation:
     def environment(self) -> dict[str, str]:
         """Return the environment variables of this installation's processes."""
         variables = {
-            key: value for key, value in os.environ.items() if not key.startswith("ZEROLAB_")
+            key: value
+            for key, value in os.environ.items()
+            if key == ENV_PRELOAD or not key.startswith("ZEROLAB_")
         }
         return {**variables, ENV_HOME: str(self.home.path), "CUDA_VISIBLE_DEVICES": ""}
 
