@@ -1,7 +1,6 @@
 """Digits example on real images: loss curves on several ranks, and after SIGKILL."""
 
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +12,12 @@ import yaml
 from torch import nn
 from torch.nn import functional
 
+from tests.end_to_end.digits_model import copy_example
 from tests.end_to_end.installation import Installation
 from tests.waiting import until
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digits"
-BATCHES = 40
+BATCHES = 30
 BATCH_SIZE = 64
 
 RECORDING = '''
@@ -42,7 +42,8 @@ class RecordedTrial(DigitsTrial):
     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
         samples = next(dataloader_iter)
         self.seen.append((batch_idx, *samples))
-        torch.save(self.seen, self.record / f"rank{self.rank}.pt")
+        if batch_idx == self.hparams.last_batch:
+            torch.save(self.seen, self.record / f"rank{self.rank}.pt")
         return super().train_batch(iter([samples]), epoch_idx, batch_idx)
 
 
@@ -70,7 +71,7 @@ def submit(
 ) -> int:
     """Submit the example in fp32 with a fixed global batch size and a report per batch."""
     model = folder / "model"
-    shutil.copytree(EXAMPLE, model, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_example(EXAMPLE, model)
     config = yaml.safe_load((EXAMPLE / "experiment.yaml").read_text())
     config["entrypoint"] = entrypoint
     config["hyperparameters"] |= {
@@ -81,6 +82,7 @@ def submit(
         },
         "hidden": 32,
         "record": str(folder),
+        "last_batch": BATCHES - 1,
         **hparams,
     }
     config["searcher"]["max_length"] = {"batches": BATCHES}

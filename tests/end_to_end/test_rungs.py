@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.end_to_end.digits_model import copy_example
 from tests.end_to_end.installation import Installation
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "asha_search"
@@ -24,10 +25,7 @@ def test_promoted_trials_resume_from_their_checkpoints(
     content = yaml.safe_load((EXAMPLE / "smoke.yaml").read_text())
     content["searcher"] |= {"max_trials": 9, "num_rungs": 3, "max_length": {"batches": 18}}
     content["scheduling_unit"] = 1
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for name in ("model_def.py", "ds_config.json"):
-        (folder / name).write_text((EXAMPLE / name).read_text())
+    folder = copy_example(EXAMPLE, tmp_path / "model")
     (folder / "experiment.yaml").write_text(yaml.safe_dump(content))
     experiment_id = int(installation.quick("submit", folder / "experiment.yaml").stdout)
     experiment = installation.wait_for(experiment_id)
