@@ -64,8 +64,14 @@ def mean_over_ranks(losses: list[list[float]]) -> list[float]:
     return [sum(step) / len(step) for step in zip(*losses, strict=True)]
 
 
-def save_and_load_everything(directory: str) -> list[str]:
-    """On 4 ranks: each of 12 checkpoints is loaded by each of 12 engines, in part used before."""
+def is_chosen(stage: int, world: int, source: tuple[int, int]) -> bool:
+    """Choose a third of all pairs: with each pair of stages and each of numbers of ranks."""
+    places = stage + WORLDS.index(world), source[0] + WORLDS.index(source[1])
+    return source == (stage, world) or sum(places) % 3 == 0
+
+
+def save_and_load_everything(directory: str, all_pairs: bool) -> list[str]:
+    """On 4 ranks: the 12 checkpoints are loaded by 12 engines, in part used before."""
     groups = {world: dist.new_group(list(range(world))) for world in WORLDS}
     save_at_every_stage_and_world_size(directory, groups)
     problems: list[str] = []
@@ -73,6 +79,8 @@ def save_and_load_everything(directory: str) -> list[str]:
         if dist.get_rank() < world:
             engine = make_engine(stage, mpu=Ranks(groups[world]), seed=1)
             for source in product(STAGES, WORLDS):
+                if not all_pairs and not is_chosen(stage, world, source):
+                    continue
                 path = f"{directory}/{source[0]}-{source[1]}"
                 result = engine.load_checkpoint(path)
                 expected = torch.load(f"{path}.pt", weights_only=True)
@@ -86,8 +94,9 @@ def save_and_load_everything(directory: str) -> list[str]:
 
 
 @pytest.mark.processes
-def test_resume_at_any_stage_and_world_size(tmp_path: Path) -> None:
-    for problems in run_on_ranks(save_and_load_everything, 4, str(tmp_path)):
+@pytest.mark.parametrize("all_pairs", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_resume_at_any_stage_and_world_size(tmp_path: Path, all_pairs: bool) -> None:
+    for problems in run_on_ranks(save_and_load_everything, 4, str(tmp_path), all_pairs):
         assert problems == []
 
 

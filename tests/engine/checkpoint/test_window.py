@@ -121,7 +121,7 @@ def places(engine: Engine, at: int, moment: str) -> list[str]:
 def same_place(directory: Path, group: Any, stage: int, kind: str) -> list[str]:
     """Compare uninterrupted, continued and resumed training bitwise at each moment."""
     config = {"dropout": 0.2, **KINDS[kind]}
-    moments = AFTER + BEFORE if kind == "fp32" else AFTER
+    moments = AFTER + BEFORE if kind == "fp32" else AFTER[:1]
     untouched = window_engine(stage, group, **config)
     train_to(untouched, FIRST)
     middle = train_to(untouched, FIRST + ACCUMULATION)

@@ -39,7 +39,7 @@ from zerotrial.extensions.pipeline.transfer import parts_of
 
 pytestmark = pytest.mark.processes
 
-RANKS, STEPS, ACCUMULATION = 4, 20, 4
+RANKS, STEPS, ACCUMULATION = 4, 6, 4
 
 LAYOUTS = [
     (1, 1, "1f1b", 1),

@@ -24,7 +24,7 @@ from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.mesh import Mesh
 from zerotrial.extensions.tensor_parallel.plan import find_layers
 
-RANKS, STEPS = 4, 20
+RANKS, STEPS = 4, 6
 CASES = [
     (2, 0, "whole"),
     (2, 1, "sequence"),
