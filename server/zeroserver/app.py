@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from zerolab import __version__
 from zerolab.paths import Home
 from zerolab.registry import Registry
-from zeroserver.access.guard import OPEN_PATHS, Guard
+from zeroserver.access.guard import Guard, open_paths
 from zeroserver.access.routes import EXTENSIONS
 from zeroserver.access.tokens import TokenStore
 from zeroserver.api import checkpoints, events, experiments, trials
@@ -313,7 +313,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         bearer = {"type": "http", "scheme": "bearer"}
         document["components"]["securitySchemes"] = {"token": bearer}
         document["security"] = [{"token": []}]
-        for path in OPEN_PATHS & document["paths"].keys():
+        for path in open_paths() & document["paths"].keys():
             for operation in document["paths"][path].values():
                 operation["security"] = []
         app.openapi_schema = document

@@ -25,6 +25,7 @@ from zerolab.errors import ConfigError, ConflictError, ZerolabError
 from zerolab.files import lock_file, write_json
 from zerolab.parent import forbid_inspection
 from zerolab.paths import Home
+from zerolab.registry import PARTS
 from zeroserver.access.connection_timeouts import (
     ConnectionLimits,
     limited_protocol,
@@ -136,6 +137,7 @@ def _serve(options: argparse.Namespace) -> int:
     tls = connections.tls_cert is not None
     _check_host(options.host, allow_remote=options.allow_remote or tls)
     check_url(options.database)
+    oidc = PARTS["oidc"].read_oidc_settings(Path(options.oidc)) if options.oidc else None
     if options.check_options:
         return 0
     try:
@@ -158,6 +160,7 @@ def _serve(options: argparse.Namespace) -> int:
             behind_https=options.behind_https,
             custom_searchers=not options.no_custom_searchers,
             private_webhooks=options.allow_private_webhooks,
+            oidc=oidc,
             limits=Limits(
                 metric_names=options.metric_names,
                 log_bytes=options.log_megabytes << 20,
@@ -268,6 +271,12 @@ def _parser() -> argparse.ArgumentParser:
         "--behind-https",
         action="store_true",
         help="browsers use HTTPS, through a proxy that cannot set X-Forwarded-Proto",
+    )
+    parser.add_argument(
+        "--oidc",
+        metavar="FILE",
+        help="sign in with an OpenID Connect provider: YAML with issuer, client_id and "
+        "client_secret; needs the extra oidc",
     )
     parser.add_argument(
         "--agent-timeout",

@@ -1,7 +1,7 @@
 """Settings of a server: data directory, address, timeouts and limits."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -124,6 +124,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     private_webhooks: bool = False
     """Send notifications to private networks and to this machine, too."""
+
+    oidc: Any = None
+    """Settings of the sign-in with an OpenID Connect provider, see the extension ``oidc``."""
 
     timings: Timings = Timings()
     limits: Limits = Limits()

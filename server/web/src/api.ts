@@ -38,6 +38,10 @@ export const post = <T>(path: string, body?: unknown): Promise<T> => call<T>("PO
 /** Sign this browser in; the server sets a cookie. */
 export const signIn = (user: string, password: string): Promise<void> => post<void>("/login", { user, password });
 
+/** Ways to sign in besides a password and a link; none where the server lacks the extension. */
+export const signInMethods = (): Promise<{ oidc: string | null }> =>
+  fetch("/login/methods").then((answer) => (answer.ok ? answer.json() : { oidc: null }));
+
 /** All pages of a listing, at most `most` rows. */
 export async function all<T>(path: string, key: string, most = 10_000): Promise<T[]> {
   const rows: T[] = [];

@@ -3,7 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
-import { signIn } from "./api";
+import { signIn, signInMethods } from "./api";
 import { Now } from "./dialog";
 import { ago, clock, number } from "./format";
 import { LOGIN } from "./live";
@@ -82,6 +82,8 @@ function SignIn() {
   const [user, setUser] = useState("");
   const [password, setPassword] = useState("");
   const [problem, setProblem] = useState("");
+  const [provider, setProvider] = useState<string | null>(null);
+  useEffect(() => void signInMethods().then((methods) => setProvider(methods.oidc), () => {}), []);
   const submit = (event: Event) => {
     event.preventDefault();
     signIn(user, password).then(
@@ -90,21 +92,28 @@ function SignIn() {
     );
   };
   return (
-    <details>
-      <summary>Sign in with a password</summary>
-      <form onSubmit={submit}>
-        <label class="field">
-          User
-          <input required autocomplete="username" value={user} onInput={(e) => setUser(e.currentTarget.value.trim())} />
-        </label>
-        <label class="field">
-          Password
-          <input required type="password" autocomplete="current-password" value={password} onInput={(e) => setPassword(e.currentTarget.value)} />
-        </label>
-        {problem && <p class="warn">{problem}</p>}
-        <button type="submit">Sign in</button>
-      </form>
-    </details>
+    <>
+      {provider && (
+        <p>
+          <a href="/login/oidc">Sign in with {provider}</a>
+        </p>
+      )}
+      <details>
+        <summary>Sign in with a password</summary>
+        <form onSubmit={submit}>
+          <label class="field">
+            User
+            <input required autocomplete="username" value={user} onInput={(e) => setUser(e.currentTarget.value.trim())} />
+          </label>
+          <label class="field">
+            Password
+            <input required type="password" autocomplete="current-password" value={password} onInput={(e) => setPassword(e.currentTarget.value)} />
+          </label>
+          {problem && <p class="warn">{problem}</p>}
+          <button type="submit">Sign in</button>
+        </form>
+      </details>
+    </>
   );
 }
 

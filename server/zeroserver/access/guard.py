@@ -30,15 +30,18 @@ from zeroserver.errors import (
 from zeroserver.protocols import protocol_of
 from zeroserver.settings import Settings
 
-__all__ = ["OPEN_PATHS", "Guard"]
+__all__ = ["Guard", "open_paths"]
 
 _ASSETS = "/assets/"
 _DOCS = "/docs/"
 _OPEN_PREFIXES = (_ASSETS, _DOCS)
-OPEN_PATHS = frozenset(
-    name.partition(" ")[2] for name, access in ACCESS.items() if access == PUBLIC
-) - {_ASSETS.rstrip("/")}
-"""Paths that need no token, in addition to the files of the page and of the documentation."""
+
+
+def open_paths() -> frozenset[str]:
+    """Return the paths that need no token, besides the files of the page and the documentation."""
+    paths = (name.partition(" ")[2] for name, access in ACCESS.items() if access == PUBLIC)
+    return frozenset(paths) - {_ASSETS.rstrip("/")}
+
 
 _API = "/api/v1"
 _LARGE = ("/api/v1/external-runs/", "/api/v1/import")
@@ -110,6 +113,7 @@ class Guard:
         self._has_ended = has_ended
         self._ownership = ownership
         self._record = record
+        self._open_paths = open_paths()
         self._limits = settings.limits
         self._behind_https = settings.behind_https
         names = {*_LOOPBACK, settings.host, *settings.host_names}
@@ -184,7 +188,7 @@ class Guard:
             bearer = _password(headers)
         cookie = _cookie(headers, self._keys.cookie) if bearer is None else None
         principal = self._keys.identify(bearer, cookie)
-        if path in OPEN_PATHS or path.startswith(_OPEN_PREFIXES):
+        if path in self._open_paths or path.startswith(_OPEN_PREFIXES):
             if method not in _SAFE:  # no other page may sign a browser in as somebody else
                 self._check_origin(scope["scheme"], headers)
             return principal

@@ -72,6 +72,7 @@ class UserRow(Row, frozen=True, gc=False):
     active: int
     created_at: float
     password: str | None
+    oidc_subject: str | None = None
 
 
 class TokenRow(Row, frozen=True, gc=False):

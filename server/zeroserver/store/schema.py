@@ -57,7 +57,7 @@ __all__ = [
     "users",
 ]
 
-HEAD = "0023"
+HEAD = "0024"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -89,6 +89,8 @@ users = Table(  # never deleted, since experiments belong to them
     Column("active", Integer, nullable=False, server_default="1"),
     Column("created_at", Double, nullable=False),
     Column("password", Text, nullable=True),  # argon2id hash; NULL: no sign-in with a password
+    Column("oidc_subject", Text, nullable=True),  # id at the OpenID Connect provider
+    Index("ix_users_oidc_subject", "oidc_subject", unique=True),
     sqlite_autoincrement=True,
 )
 

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Match, Mount, Route
 
 from tests.server.helpers import Server, serve, training
 from zerolab.contract.messages import MSGPACK, LogBatch, LogEntry, ReportBatch
-from zeroserver.access.guard import OPEN_PATHS
+from zeroserver.access.guard import open_paths
 from zeroserver.access.principal import OWNER, Principal, PrincipalDep
 from zeroserver.access.routes import ACCESS, RUN
 from zeroserver.errors import install_error_handlers
@@ -85,7 +85,7 @@ def test_every_route_outside_allowlist_needs_token(
     del sqlite_server.http.headers["Authorization"]
     closed = 0
     for method, path in routes(sqlite_server):
-        if path in OPEN_PATHS or path.startswith(("/assets", "/docs")):
+        if path in open_paths() or path.startswith(("/assets", "/docs")):
             continue
         response = sqlite_server.http.request(method, path, headers=raw)
         assert response.status_code == 401, (method, path, response.status_code)
@@ -107,7 +107,7 @@ def test_run_token_is_valid_for_its_run_only(sqlite_server: Server) -> None:
     prefix = f"/api/v1/runs/{spec.run_id}/"
     for method, path in routes(server):
         external = f"/api/v1/external-runs/{spec.run_id}/"
-        if path in OPEN_PATHS or path.startswith((prefix, external, "/assets", "/docs")):
+        if path in open_paths() or path.startswith((prefix, external, "/assets", "/docs")):
             continue
         answer = server.http.request(method, path, headers=headers)
         assert answer.status_code == 403, (method, path)
@@ -360,7 +360,7 @@ def test_join_token_is_valid_for_agent_routes_only(sqlite_server: Server) -> Non
     headers = {"Authorization": f"Bearer {token}"}
     allowed = set()
     for method, path in routes(server):
-        if path in OPEN_PATHS or path.startswith(("/assets", "/docs")):
+        if path in open_paths() or path.startswith(("/assets", "/docs")):
             continue
         response = server.http.request(method, path, headers=headers)
         if response.status_code != 403:
@@ -424,7 +424,7 @@ def test_search_token_is_valid_for_its_search_routes_only(sqlite_server: Server)
     headers = {"Authorization": f"Bearer {server.services.keys.search_token(1)}"}
     prefix = "/api/v1/experiments/1/searcher"
     for method, path in routes(server):
-        if path in OPEN_PATHS or path.startswith(("/assets", "/docs", prefix)):
+        if path in open_paths() or path.startswith(("/assets", "/docs", prefix)):
             continue
         response = server.http.request(method, path, headers=headers)
         assert response.status_code == 403, (method, path)

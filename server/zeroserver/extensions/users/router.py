@@ -1,6 +1,5 @@
 """Routes of users and their tokens; responses never contain hashes."""
 
-import re
 import time
 from typing import Annotated
 
@@ -29,6 +28,7 @@ from zeroserver.extensions.users.resources import (
     Whoami,
 )
 from zeroserver.extensions.users.service import UserService
+from zeroserver.extensions.users.user_names import USER_NAME, is_user_name
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.rows import AuditRow, UserRow, read_rows
 from zeroserver.store.schema import audit
@@ -54,7 +54,6 @@ ACCESS.update(
     }
 )
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9._@-]{0,63}")
 _MAX_EXPIRY_S = 3650 * 86400.0
 
 UserName = Annotated[str, Path(max_length=64)]
@@ -87,12 +86,8 @@ async def list_users(services: ServicesDep) -> UserPage:
 
 
 def _check_user_name(name: str) -> str:
-    if _NAME.fullmatch(name) is None:
-        msg = (
-            "must be 1 to 64 lower-case letters, digits, '.', '_', '@' or '-', starting with a "
-            f"letter or digit, got {name[:80]!r}"
-        )
-        raise ValueError(msg)
+    if not is_user_name(name):
+        raise ValueError(f"must be {USER_NAME}, got {name[:80]!r}")
     return name
 
 

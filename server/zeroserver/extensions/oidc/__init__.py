@@ -1,0 +1,1 @@
+"""Sign-in of the page with an OpenID Connect provider, such as Keycloak, Okta or Google."""
