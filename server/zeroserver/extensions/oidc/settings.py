@@ -1,14 +1,15 @@
 """File of ``--oidc``: the provider, and which of its users may sign in."""
 
 import importlib.util
+import re
 import stat
 from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import msgspec
-import yaml
 
+from zerolab.config.files import read_yaml
 from zerolab.errors import ConfigError
 from zeroserver.access.routes import Role
 
@@ -51,15 +52,14 @@ def read_oidc_settings(path: Path) -> OidcSettings:
             raise _error(path, ["must be a file of at most 64 KiB"])
         if status.st_mode & 0o077:
             raise _error(path, ["others can read it, and it has a secret; do `chmod 600` on it"])
-        content = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise _error(path, [f"cannot be read: {error}"]) from error
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        place = f" in line {where.line + 1}" if where is not None else ""
-        raise _error(path, [f"must be YAML; the mistake is{place or ' unknown'}"]) from None
-    if not isinstance(content, dict):
-        raise _error(path, ["must have keys such as issuer and client_id"])
+    try:
+        content = read_yaml(path)
+    except ConfigError as error:  # its message could show the secret
+        place = re.search(r"line \d+(, column \d+)?", str(error))
+        problem = f"must be YAML; the mistake is in {place[0] if place else 'the file'}"
+        raise _error(path, [problem]) from None
     problems = list(_problems(content))
     if problems:
         raise _error(path, problems)
