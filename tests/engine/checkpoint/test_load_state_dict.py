@@ -142,21 +142,23 @@ def bf16(stage: int) -> None:
     engine.close()
 
 
-def every_case(directory: str) -> list[str]:
-    problems = []
-    for stage in (0, 1, 2, 3):
+def every_case(directory: str, stages: tuple[int, ...]) -> None:
+    for stage in stages:
         for case in (load_everywhere, load_gathered):
             case(stage, directory)
         bf16(stage)
-    return problems
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_load_state_dict_takes_full_tensors(ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "stages"), [(1, (0, 1, 2, 3)), (2, (0, 1, 2, 3)), (4, (2, 3))], ids=str
+)
+def test_load_state_dict_takes_full_tensors(
+    ranks: int, stages: tuple[int, ...], tmp_path: Path
+) -> None:
     if ranks == 1:
-        every_case(str(tmp_path))
+        every_case(str(tmp_path), stages)
     else:
-        run_on_ranks(every_case, ranks, str(tmp_path))
+        run_on_ranks(every_case, ranks, str(tmp_path), stages)
 
 
 @pytest.mark.parametrize(("stage", "bf16"), [(0, False), (2, True)])

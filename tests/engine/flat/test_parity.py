@@ -31,7 +31,7 @@ CASES = [
 
 BUCKETS = [{"reduce_bucket_size": 400}, {"overlap_comm": False}]
 STAGES = (0, 1, 2)
-STEPS = 10
+STEPS = 6
 
 Key = tuple[int, str, tuple[int, float], int]
 

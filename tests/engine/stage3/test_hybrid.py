@@ -20,7 +20,7 @@ from zerotrial.engine import Engine, initialize
 from zerotrial.engine.checkpoint.shards import read_tensors
 from zerotrial.engine.memory import estimate
 
-STEPS, ACCUMULATION, CLIP = 10, 4, 0.5
+STEPS, ACCUMULATION, CLIP = 5, 4, 0.5
 STAGES = (1, 2, 3)
 
 

@@ -30,7 +30,7 @@ from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine import Engine, initialize
 from zerotrial.failures import reason_of
 
-STEPS = 10
+STEPS = 6
 LEARNING_RATE = 2e-3
 TOLERANCES = {"fp32": 1e-6, "bf16": 2e-3, "fp16": 5e-3}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
