@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Page,
+    Request,
+    ViewportSize,
+    expect,
+    sync_playwright,
+)
 
 from tests.end_to_end.installation import Installation
 from tests.waiting import DEADLINE_S
@@ -56,6 +64,9 @@ BROWSER_ARGUMENTS = [
     "--disable-sync",
     "--no-first-run",
 ]
+
+
+VIEWPORT: ViewportSize = {"width": 1280, "height": 720}
 
 
 def script_config(name: str, searcher: str = "single", **hparams: Any) -> dict[str, Any]:
@@ -148,9 +159,20 @@ class Watched:
     def watch(self) -> None:
         """Record errors and requests to other servers."""
         self.page.set_default_timeout(1000 * DEADLINE_S)
-        self.page.on("console", self._console)
-        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
-        self.page.on("request", self._request)
+        for event, handler in self._handlers:
+            self.page.on(event, handler)  # type: ignore[call-overload]
+
+    def unwatch(self) -> None:
+        """Record no more."""
+        for event, handler in self._handlers:
+            self.page.remove_listener(event, handler)
+
+    @property
+    def _handlers(self) -> list[tuple[str, Any]]:
+        return [("console", self._console), ("pageerror", self._error), ("request", self._request)]
+
+    def _error(self, error: Exception) -> None:
+        self.faults.append(str(error))
 
     def _console(self, message: ConsoleMessage) -> None:
         if message.type == "error":  # violations of the content policy count as errors
@@ -166,31 +188,92 @@ class Watched:
         return self.page
 
 
+class Tab:
+    """Tab that the tests of a module share, since opening one takes almost a second.
+
+    Args:
+        browser: Browser in which it is opened.
+        url: Address of the server.
+    """
+
+    def __init__(self, browser: Browser, url: str) -> None:
+        self._context = browser.new_context()
+        self._url = url
+        self._page: Page | None = None
+
+    def watched(self) -> Watched:
+        """Return the tab without stored data, settings or handlers of an earlier test."""
+        if self._page is None or self._page.is_closed():
+            self._page = self._context.new_page()
+        page = self._page
+        page.goto(f"{self._url}/healthz")  # of the same origin, and not the web page
+        page.evaluate("localStorage.clear(); sessionStorage.clear()")
+        page.set_viewport_size(VIEWPORT)
+        page.emulate_media(color_scheme="light")
+        watched = Watched(page, self._url)
+        watched.watch()
+        return watched
+
+    def release(self, watched: Watched) -> None:
+        """Remove the handlers of a test; fail if the page had errors."""
+        watched.unwatch()
+        self._context.clear_permissions()
+        if not watched.page.is_closed():
+            watched.page.unroute_all(behavior="ignoreErrors")
+            watched.page.goto("about:blank")  # no more requests
+        assert watched.faults == []
+
+    def sign_out(self) -> None:
+        """Forget the session."""
+        self._context.clear_cookies()
+
+    def close(self) -> None:
+        """Close it."""
+        self._context.close()
+
+
+@pytest.fixture(scope="module")
+def site_tab(site: Site, chromium: Browser) -> Iterator[Tab]:
+    """Tab for the pages of ``site``."""
+    tab = Tab(chromium, site.url)
+    yield tab
+    tab.close()
+
+
 @pytest.fixture
-def stranger(site: Site, chromium: Browser) -> Iterator[Watched]:
+def stranger(site_tab: Tab) -> Iterator[Watched]:
     """Browser without a session."""
-    context = chromium.new_context()
-    watched = Watched(context.new_page(), site.url)
-    watched.watch()
+    site_tab.sign_out()
+    watched = site_tab.watched()
     yield watched
-    context.close()
+    watched.faults.clear()  # refused requests are errors
+    site_tab.release(watched)
 
 
 @pytest.fixture
-def owner(site: Site, stranger: Watched) -> Iterator[Watched]:
+def owner(site: Site, site_tab: Tab) -> Iterator[Watched]:
     """Browser signed in by the link; the test fails on errors in the page."""
-    stranger.page.goto(site.installation.client.login_link())
-    yield stranger
-    assert stranger.faults == []
+    site_tab.sign_out()
+    watched = site_tab.watched()
+    watched.page.goto(site.installation.client.login_link())
+    yield watched
+    site_tab.release(watched)
+
+
+@pytest.fixture(scope="module")
+def stage_tab(stage: Stage, chromium: Browser) -> Iterator[Tab]:
+    """Tab signed in at ``stage``."""
+    tab = Tab(chromium, stage.url)
+    watched = tab.watched()
+    watched.page.goto(stage.login_link())
+    tab.release(watched)
+    yield tab
+    tab.close()
 
 
 @pytest.fixture
-def spectator(stage: Stage, chromium: Browser) -> Iterator[Watched]:
+def spectator(stage_tab: Tab) -> Iterator[Watched]:
     """Browser signed in at ``stage``; the test fails on errors in the page."""
-    context = chromium.new_context()
-    watched = Watched(context.new_page(), stage.url)
-    watched.watch()
-    watched.page.goto(stage.login_link())
+    watched = stage_tab.watched()
     yield watched
-    context.close()
-    assert watched.faults == []
+    stage_tab.release(watched)

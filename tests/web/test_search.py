@@ -144,7 +144,7 @@ def test_long_names_are_shortened_with_tooltip(stage: Stage, spectator: Watched)
 
 
 def test_address_changed_during_load_is_shown(stage: Stage, spectator: Watched) -> None:
-    page = spectator.page
+    page = spectator.show("#/")
     address = f"#/experiments/{stage.sweep}/hyperparameters"
     change = (
         f"window.addEventListener('DOMContentLoaded', () => {{ location.hash = '{address}'; }})"
@@ -153,6 +153,7 @@ def test_address_changed_during_load_is_shown(stage: Stage, spectator: Watched) 
     page.reload()
     expect(plot(page, "parallel coordinates")).to_be_visible()
     expect(page.get_by_label("color by")).to_have_value("metric")
+    page.close()  # with the script, which cannot be removed
 
 
 def test_add_and_remove_filter(stage: Stage, spectator: Watched) -> None:
