@@ -333,12 +333,16 @@ async def activity(request: Request) -> Response:
 async def meeting(request: Request) -> Response:
     """Set the rendezvous address of a run on several agents; the first agent sends it."""
     run_id = _id(request, "run_id")
-    place = await _body(request, RendezvousAddress)
-    wrong = not place.address or len(place.address) > _ADDRESS or text_problem(place.address)
-    if wrong or not 0 < place.port < 2**16:
-        received = f"{place.address[:100]!r} and {place.port}"
+    rendezvous = await _body(request, RendezvousAddress)
+    wrong = (
+        not rendezvous.address
+        or len(rendezvous.address) > _ADDRESS
+        or text_problem(rendezvous.address)
+    )
+    if wrong or not 0 < rendezvous.port < 2**16:
+        received = f"{rendezvous.address[:100]!r} and {rendezvous.port}"
         raise ConfigError("request", [f"address, port: must be those of a machine, got {received}"])
-    address = f"{place.address}:{place.port}"
+    address = f"{rendezvous.address}:{rendezvous.port}"
     await services_of(request).write(lambda work: work.nodes.store_address(run_id, address))
     return _json(Empty())
 

@@ -222,21 +222,20 @@ class SchedulingService(Service):
         if not self.scheduler_input.jobs_of([experiment_id])[experiment_id].fewer:
             return
         allocation = self.scheduler_input.held_by_run()[run_id]
-        held = sum(map(len, allocation.slots.values()))
+        slots_now = sum(map(len, allocation.slots.values()))
         duration = self.work.clock() - run.started_at
-        if held >= allocation.job.slots or duration < self._pause(run.trial_id):
+        if slots_now >= allocation.job.slots or duration < self._pause(run.trial_id):
             return
         length = msgspec.json.decode(run.spec, type=RunSpec).max_batches
         if length is not None and steps >= length:
             return
         free = self.slots_after_restart(run, self.work.trial_of(run))
-        if free <= held:
+        if free <= slots_now:
             return
         self.work.save(runs, run_id, grows_to=free)
         self.runs.direct(run_id, "preempt")
-        status = (
-            f"{held} of the {allocation.job.slots} slots of its trial, and {free} are free for it"
-        )
+        share = f"{slots_now} of the {allocation.job.slots} slots of its trial"
+        status = f"{share}, and {free} are free for it"
         text = f"run {run_id} has {status}: it saves a checkpoint and exits, and the trial restarts"
         self.work.log_line(run, f"{text} with {free}, not counted as a restart")
 

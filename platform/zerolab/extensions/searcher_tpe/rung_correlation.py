@@ -72,6 +72,8 @@ class RungCorrelation:
             top = len(self._values) - 1
             shares, expected = [], _PRIOR
             for k in range(top):
+                # The neighbour has the most pairs. A rung that agrees with it and not with the
+                # final length still promotes the wrong trials: hence the least of all agreements.
                 agreement = [self._share(k, k + 1, expected)]
                 expected = min(max(agreement[0], _NOTHING), _PRIOR)
                 agreement += [self._share(k, m, expected) for m in range(k + 2, top + 1)]

@@ -82,6 +82,7 @@ class MultiBracketSearcher(ConcurrentSearcher):
         self._is_finished = False
         now = [bracket.trials for bracket in self._brackets]
         extra = max(trials - sum(now), 0)
+        # Rounded down; the first bracket, which stops earliest, gets the remainder.
         shares = [extra * trials_now // sum(now) for trials_now in now]
         shares[0] += extra - sum(shares)
         operations: list[Operation] = []
@@ -127,11 +128,14 @@ class MultiBracketSearcher(ConcurrentSearcher):
         busy = sum(other.busy for other in self._brackets)
         if bracket.busy >= bracket.concurrent or busy >= self._concurrent:
             return []
+        # Promotions before new trials: a promising trial gets to the top while others start.
         operation = bracket.continue_paused_trial()
         if operation is not None:
             return [operation]
         if bracket.may_create:
             return self._create(bracket)
+        # A training trial may still enter a rung and change who is promoted. Only when none is left
+        # must a rung with fewer trials than planned be decided.
         if bracket.busy:
             return []
         operation = bracket.force_promotion()

@@ -136,7 +136,7 @@ def trials_fingerprint(connection: Connection, experiment_id: int) -> int:
 
 class _CachedResult(msgspec.Struct, frozen=True):
     state: int
-    found: ImportanceResult
+    result: ImportanceResult
     fresh_until: float
     """Monotonic time until which the result is reused even if trials change."""
 
@@ -166,7 +166,7 @@ class ImportanceCache:
         """
         cached = self._cache.get(experiment_id)
         if cached is not None and (cached.state == state or time.monotonic() < cached.fresh_until):
-            return cached.found
+            return cached.result
         task = self._tasks.get(experiment_id)
         if task is None:
             task = asyncio.create_task(self._compute(experiment_id, state, compute))

@@ -63,13 +63,13 @@ def _read(
         .join(checkpoints, checkpoints.c.uuid == columns.checkpoint)
         .order_by(columns.model_id, columns.version)
     )  # fmt: skip
-    wanted = select(models).order_by(models.c.name)
+    model_query = select(models).order_by(models.c.name)
     if name is not None:
-        wanted = wanted.where(models.c.name == name)
+        model_query = model_query.where(models.c.name == name)
         ids = select(models.c.id).where(models.c.name == name)
         query = query.where(columns.model_id.in_(ids))
     if project is not None:
-        wanted = wanted.where(models.c.project_id == project)
+        model_query = model_query.where(models.c.project_id == project)
     versions: defaultdict[int, list[ModelVersion]] = defaultdict(list)
     rows = connection.execute(query).all()
     metrics = checkpoint_metrics(connection, [row.checkpoint for row in rows])
@@ -83,7 +83,7 @@ def _read(
             project=orchestrator.projects.shown_name(row.project_id),
             versions=versions[row.id],
         )
-        for row in read_rows(connection, ModelRow, wanted)
+        for row in read_rows(connection, ModelRow, model_query)
     ]
 
 

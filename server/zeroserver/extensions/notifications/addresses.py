@@ -86,10 +86,10 @@ async def resolve(url: str, *, allow_private: bool) -> str:
     port = parts.port or (443 if parts.scheme == "https" else 80)
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+        resolved = await loop.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         raise AddressError("its host must be known to the DNS of the server") from None
-    addresses = [str(item[4][0]) for item in found]
+    addresses = [str(item[4][0]) for item in resolved]
     for address in addresses:
         if problem := address_problem(address, allow_private=allow_private):
             raise AddressError(f"its host {problem}")

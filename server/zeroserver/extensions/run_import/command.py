@@ -99,15 +99,15 @@ def _locate(path: Path, source: str | None) -> list[tuple[Any, Any]]:
         )
         raise ConfigError(str(path), [problem])
     names = sorted(SOURCES) if source is None else [source]
-    found = {name: runs for name in names if (runs := SOURCES[name].locate(path))}
-    if not found:
+    runs_by_source = {name: runs for name in names if (runs := SOURCES[name].locate(path))}
+    if not runs_by_source:
         problem = f"{path}: must contain runs of {', '.join(names)}; found none"
         raise ConfigError("zerolab import", [problem])
-    if len(found) > 1:
-        counts = ", ".join(f"{len(runs)} of {name}" for name, runs in found.items())
+    if len(runs_by_source) > 1:
+        counts = ", ".join(f"{len(runs)} of {name}" for name, runs in runs_by_source.items())
         problem = f"{path}: must contain runs of one source, got {counts}; choose one with --from"
         raise ConfigError("zerolab import", [problem])
-    return [(SOURCES[name], location) for name, runs in found.items() for location in runs]
+    return [(SOURCES[name], location) for name, runs in runs_by_source.items() for location in runs]
 
 
 def _read(locations: list[tuple[Any, Any]], root: Path) -> Iterator["ImportedRun"]:

@@ -143,6 +143,7 @@ class Transfer:
         if len(header) > _HEADER:
             msg = f"PipelineModule: a stage passes on {len(parts)} tensors with too many dimensions"
             raise EngineError(msg)
+        # A receive needs the size in advance, so headers have one size.
         header += [0] * (_HEADER - len(header))
         self._put(torch.tensor(header, device=self._device), destination)
         for part in parts:
@@ -157,6 +158,8 @@ class Transfer:
         self._put(torch.zeros(_HEADER, dtype=torch.long, device=self._device), destination)
 
     def _put(self, tensor: Tensor, destination: int) -> None:
+        # Sends do not block: two neighbours that send to each other first would wait for ever. The
+        # backend reads the tensor until the send ends, so it must stay alive.
         self._in_flight.append(tensor)
         self._works.append(dist.isend(tensor, group=self._pipe.group, group_dst=destination))
 
