@@ -203,7 +203,7 @@ def all_cases(root: str) -> bool:
         {"lora": True},
     ):
         expected, _ = train(folder("unsaved"), None, **more, **unsaved)
-        for stage in (0, 1, 2, 3):
+        for stage in (1, 3):
             actual, trainer = train(folder("unsaved"), auto(stage), **more, **unsaved)
             assert_alike(actual, expected, FP32)
             trainer.model_wrapped.close()
@@ -224,7 +224,7 @@ def in_sixteen_bits(root: str) -> None:
     """
     expected, exact = train_and_compare_exact(f"{root}/plain-bf16", None)
     assert norms(expected) == pytest.approx(exact, rel=5e-7)
-    for stage in (0, 1, 2, 3):
+    for stage in (0, 2, 3):
         actual, exact = train_and_compare_exact(f"{root}/bf16-{stage}", auto(stage))
         assert norms(actual) == pytest.approx(exact, rel=5e-7)
         assert_alike(without_norms(actual), without_norms(expected), 2e-3)
