@@ -11,6 +11,8 @@ import pytest
 from tests.end_to_end.installation import Installation
 
 EXAMPLES = sorted(path.parent for path in Path("examples").resolve().glob("*/smoke.yaml"))
+FEWER = {"asha_search": ("--set", "searcher.max_trials=3")}
+"""Options for less than the smallest file: tests/end_to_end/test_rungs.py promotes such trials."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,11 @@ def test_examples_complete_with_metrics_and_checkpoint(
 ) -> None:
     assert len(EXAMPLES) >= 6
     experiment_ids = {
-        example.name: int(installation.quick("submit", example / "smoke.yaml").stdout)
+        example.name: int(
+            installation.quick(
+                "submit", example / "smoke.yaml", *FEWER.get(example.name, ())
+            ).stdout
+        )
         for example in EXAMPLES
     }
     for name, experiment_id in experiment_ids.items():
@@ -53,7 +59,7 @@ LAUNCHED = {
 @pytest.mark.parametrize(
     ("name", "file", "text"),
     [
-        ("hf_trainer", "model.safetensors", "eval_loss"),
+        pytest.param("hf_trainer", "model.safetensors", "eval_loss", marks=pytest.mark.soak),
         ("accelerate", "model/model.safetensors", "held out: loss"),
         ("lora", "adapter_model.safetensors", "eval_loss"),
     ],
