@@ -142,7 +142,7 @@ def apply_event(searcher: Searcher, event: Event) -> list[Operation]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
-@settings(max_examples=60, deadline=None, phases=FIND)
+@settings(max_examples=30, deadline=None, phases=FIND)
 @given(concurrent=st.integers(1, 6), data=st.data())
 def test_random_events_keep_limits_and_replay(
     name: str, concurrent: int, data: st.DataObject

@@ -461,7 +461,7 @@ class LifeCycle(RuleBasedStateMachine):
 
 
 LifeCycle.TestCase.settings = settings(
-    max_examples=12,
+    max_examples=7,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,  # the same examples in every run
@@ -478,7 +478,7 @@ def test_invariants_hold_in_long_random_walk(searchers: list[str]) -> None:
     walk = LifeCycle()
     try:
         walk.add_agents()
-        for _ in range(120 if searchers else 300):
+        for _ in range(80 if searchers else 150):
             pick = chance.randrange(100)
             step = chance.randrange(10 if searchers else 9)
             if step in {0, 1} and walk.experiments < len(searchers):

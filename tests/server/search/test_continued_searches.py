@@ -125,8 +125,7 @@ def begin(tmp_path: Path) -> Any:
         life.end()
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-@pytest.mark.parametrize("canceled", [False, True])
+@pytest.mark.parametrize(("canceled", "restarted"), [(False, True), (True, False)])
 @pytest.mark.parametrize("name", SEARCHERS)
 def test_search_grows_twice(name: str, canceled: bool, restarted: bool, begin: Any) -> None:
     life = begin(name)
@@ -201,7 +200,7 @@ def test_trials_stopped_by_searcher_survive_cancel(action: str, begin: Any) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2))])
 @pytest.mark.parametrize("name", SEARCHERS)
 def test_random_requests_are_journaled_and_search_ends(name: str, seed: int, begin: Any) -> None:
     rng = Random(f"{name} {seed}")

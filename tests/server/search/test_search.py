@@ -83,7 +83,11 @@ HALVING = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "searcher",
-    [SEARCHER, HALVING, {**HALVING, "stop_once": False}],
+    [  # test_restarts.py has stopping searches, and deaths before and after each event
+        pytest.param(SEARCHER, marks=pytest.mark.soak),
+        pytest.param(HALVING, marks=pytest.mark.soak),
+        {**HALVING, "stop_once": False},
+    ],
     ids=["random", "stop", "pause"],
 )
 def test_restart_after_each_event_gives_same_end(tmp_path: Path, searcher: dict[str, Any]) -> None:
