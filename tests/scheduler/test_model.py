@@ -47,13 +47,18 @@ quotas = st.dictionaries(
     st.sampled_from(["label:x", "label:y", "pool:default"]), st.integers(0, 6), max_size=2
 )
 policies = st.dictionaries(st.sampled_from(POOLS), st.sampled_from(list(Policy)))
-clusters = st.builds(Cluster, agents, policies, quotas)
+OWNERS = ("", "ann", "bob")
+weights = st.dictionaries(st.sampled_from(OWNERS), st.sampled_from([0.5, 2.0]))
+usage = st.dictionaries(
+    st.tuples(st.sampled_from(POOLS), st.sampled_from(OWNERS)), st.sampled_from([5.0, 20.0])
+)
+clusters = st.builds(Cluster, agents, policies, quotas, weights, usage)
 labels = st.lists(st.sampled_from(["label:x", "label:y"]), unique=True, max_size=2)
 
 
 def jobs(job_id: int) -> st.SearchStrategy[Job]:
     return st.builds(
-        lambda slots, position, pool, priority, weight, most, groups: Job(
+        lambda slots, position, pool, priority, weight, most, groups, owner: Job(
             job_id=job_id,
             slots=slots,
             position=position,
@@ -63,6 +68,7 @@ def jobs(job_id: int) -> st.SearchStrategy[Job]:
             max_slots=most,
             groups=(f"pool:{pool}", *groups),
             single_agent=True,
+            owner=owner,
         ),
         st.sampled_from([1, 1, 2, 3, 5]),
         st.floats(0, 9),
@@ -71,6 +77,7 @@ def jobs(job_id: int) -> st.SearchStrategy[Job]:
         st.sampled_from([0.5, 1.0, 2.0]),
         st.sampled_from([None, None, 3, 6]),
         labels,
+        st.sampled_from(OWNERS),
     )
 
 
@@ -180,7 +187,7 @@ def shrunk(cluster: Cluster, extra: Allocation, allocations: Sequence[Allocation
         removed = free[: len(extra.slots.get(agent.agent_id, ()))]
         remaining = tuple(slot for slot in agent.slots if slot not in removed)
         smaller.append(replace(agent, slots=remaining))
-    return Cluster(smaller, cluster.policies, cluster.quotas)
+    return Cluster(smaller, cluster.policies, cluster.quotas, cluster.weights, cluster.usage)
 
 
 def check_accounts(cluster: Cluster, before: Sequence[Allocation], decision: Decision) -> None:
@@ -211,10 +218,16 @@ def check_accounts(cluster: Cluster, before: Sequence[Allocation], decision: Dec
     assert all(number == 1 for number in used_slots.values())
 
 
+def is_shared(waiting: Iterable[Request]) -> bool:
+    """Whether several users wait in one pool."""
+    accounts = {request.job.account for request in waiting}
+    return len(accounts) > len({pool for pool, _ in accounts})
+
+
 def order_of(
-    cluster: Cluster, request: Request, allocations: Sequence[Allocation]
+    cluster: Cluster, request: Request, allocations: Sequence[Allocation], *, is_shared: bool
 ) -> tuple[float, ...]:
-    """Return the documented order of a request: priority, then share, then position."""
+    """Return the documented order: priority, shares of user and job, then position."""
     job = request.job
     policy = cluster.policies.get(job.pool, Policy.FAIR_SHARE)
     job_slots = sum(
@@ -223,8 +236,17 @@ def order_of(
         if run.job.job_id == job.job_id
         for ids in run.slots.values()
     )
+    user_slots = sum(
+        len(ids)
+        for run in allocations
+        if (run.job.pool, run.job.owner) == (job.pool, job.owner)
+        for ids in run.slots.values()
+    )
+    user_share = 10 * user_slots + cluster.usage.get((job.pool, job.owner), 0)
+    user_share /= cluster.weights.get(job.owner, 1.0)
     return (
         42 if policy == Policy.FIFO else job.priority,
+        user_share if policy == Policy.FAIR_SHARE and is_shared else 0,
         job_slots / job.weight if policy == Policy.FAIR_SHARE else 0,
         job.position,
         request.trial_id,
@@ -246,12 +268,15 @@ def check_order(
         for candidate in waiting
         if remaining[candidate.trial_id] > 0 and could_start(cluster, candidate, [])
     ]
+    shared = is_shared(waiting)
+
+    def order(queued: Request) -> tuple[float, ...]:
+        return order_of(cluster, queued, allocations, is_shared=shared)
+
     for start in decision.start:
         allocation = Allocation(0, start.request.job, start.slots)
-        first = min(
-            stay, key=lambda queued: order_of(cluster, queued, allocations), default=start.request
-        )
-        if order_of(cluster, first, allocations) < order_of(cluster, start.request, allocations):
+        first = min(stay, key=order, default=start.request)
+        if order(first) < order(start.request):
             assert not could_start(cluster, first, allocations), (first, start)
             both_single = first.job.single_agent and start.request.job.single_agent
             if both_single and not limits(cluster, first.job) and len(allocations) <= 6:
@@ -438,7 +463,8 @@ class ClusterModel(RuleBasedStateMachine):
 
     def turn(self, request: Request) -> tuple[float, ...]:
         """Return the current order of a request."""
-        return order_of(self.cluster, request, list(self.running.values()))
+        allocations, shared = list(self.running.values()), is_shared(self.waiting.values())
+        return order_of(self.cluster, request, allocations, is_shared=shared)
 
     @invariant()
     def round_is_stable(self) -> None:
@@ -547,6 +573,7 @@ def test_every_possible_trial_runs_eventually(cluster: Cluster, data: st.DataObj
                     priority=large.job.priority,
                     groups=large.job.groups,
                     single_agent=True,
+                    owner=large.job.owner,
                 ),
             )
             for n in itertools.islice(numbers, 3)

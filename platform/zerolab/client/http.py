@@ -713,7 +713,8 @@ class Client(Transport):
         """List the users, sorted by name.
 
         Returns:
-            One dict per user: ``name``, ``role``, ``active`` (bool) and ``created_at``.
+            One dict per user: ``name``, ``role``, ``active`` (bool), ``weight`` and
+            ``created_at``.
 
         Example:
             >>> client = zerolab.Client()
@@ -743,13 +744,21 @@ class Client(Transport):
         """
         return resource(self.post("/users", {"name": name, "role": role}), "user")
 
-    def patch_user(self, name: str, *, role: str | None = None, active: bool | None = None) -> Json:
-        """Change the role of a user, or deactivate or activate one.
+    def patch_user(
+        self,
+        name: str,
+        *,
+        role: str | None = None,
+        active: bool | None = None,
+        weight: float | None = None,
+    ) -> Json:
+        """Change the role or the weight of a user, or deactivate or activate one.
 
         Args:
             name: Name of the user.
             role: New role; None to keep it.
             active: False revokes all tokens and browser sessions of the user; None to keep it.
+            weight: Share of the slots, relative to other users; None to keep it.
 
         Returns:
             The user, as in :meth:`users`.
@@ -764,7 +773,7 @@ class Client(Transport):
             >>> client.patch_user("bob", role="member")["role"]
             'member'
         """
-        changes = {"role": role, "active": active}
+        changes = {"role": role, "active": active, "weight": weight}
         body = {key: value for key, value in changes.items() if value is not None}
         return resource(self._send("PATCH", _path("users", name), json=body).json(), "user")
 

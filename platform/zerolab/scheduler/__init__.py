@@ -5,6 +5,7 @@ from zerolab.scheduler.placement import backfill_limit, place
 from zerolab.scheduler.types import (
     DEFAULT_POOL,
     HOST_SLOT,
+    Account,
     AgentSlots,
     Allocation,
     Cluster,
@@ -14,19 +15,23 @@ from zerolab.scheduler.types import (
     Request,
     Start,
 )
+from zerolab.scheduler.usage import RecentUsage, held_by_account
 
 __all__ = [
     "DEFAULT_POOL",
     "HOST_SLOT",
+    "Account",
     "AgentSlots",
     "Allocation",
     "Cluster",
     "Decision",
     "Job",
     "Policy",
+    "RecentUsage",
     "Request",
     "Start",
     "backfill_limit",
+    "held_by_account",
     "place",
     "queue_key",
     "schedule",

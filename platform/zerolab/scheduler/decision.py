@@ -2,8 +2,8 @@
 
 The rules, in order:
 
-1. A pool's policy orders its jobs: by priority, by share, or by position
-   (:class:`~zerolab.scheduler.types.Policy`).
+1. A pool's policy orders its jobs: by priority, by the shares of users and jobs, or by
+   position (:class:`~zerolab.scheduler.types.Policy`).
 2. A trial gets all its slots at once or none.
 3. No quota is exceeded: neither an experiment's own ``max_slots`` nor that of a group.
 4. A trial that does not fit preempts runs of lower priority, the newest first, if that
@@ -16,10 +16,20 @@ The rules, in order:
 """
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from zerolab.scheduler.ledger import Ledger
-from zerolab.scheduler.types import Allocation, Cluster, Decision, Policy, Request
+from zerolab.scheduler.types import (
+    Account,
+    Allocation,
+    Cluster,
+    Decision,
+    Policy,
+    Request,
+    Start,
+)
+from zerolab.scheduler.usage import held_by_account
 
 __all__ = ["queue_key", "schedule"]
 
@@ -46,19 +56,71 @@ def schedule(
     ledger = Ledger(cluster, running)
     decision = ledger.decision
     held_slots = ledger.held_slots
+    shares = _UserShares(cluster, running)
     queue = _sorted_queue(waiting, cluster, held_slots)
-    requeued: list[_Entry] = []
-    for entry in _merge_queues(queue, requeued):
+    requeued: defaultdict[_Line, list[_Entry]] = defaultdict(list)
+    line_of = _line_of if _is_shared(queue) else _single_line
+    for entry in _merge_lines(queue, line_of, requeued, shares):
         remaining, request = entry[4], entry[5]
         result = ledger.start(request)
         if isinstance(result, str):
             decision.waiting[request.trial_id] = result
             continue
         decision.start.append(result)
+        shares.add(result)
         if remaining > 1:
             key = queue_key(request, cluster, held_slots[request.job.job_id])
-            heapq.heappush(requeued, (*key, remaining - 1, request))
+            heapq.heappush(requeued[line_of(entry)], (*key, remaining - 1, request))
     return decision
+
+
+_Line = tuple[int, str, str]
+"""Priority, pool and user of jobs that are started in the order of their keys."""
+_ONE_LINE = 0, "", ""
+_HELD_S = 10.0
+"""Usage in seconds that a held slot counts for at once, so that users with equal usage get slots in
+turn. Less makes shares exact after fewer runs, more makes them even at any moment."""
+
+
+def _line_of(entry: _Entry) -> _Line:
+    job = entry[5].job
+    return entry[0], job.pool, job.owner
+
+
+def _single_line(_entry: _Entry) -> _Line:
+    return _ONE_LINE
+
+
+def _is_shared(queue: Sequence[_Entry]) -> bool:
+    """Whether jobs of several users wait in one pool; otherwise usage by user has no effect."""
+    owners: dict[str, str] = {}
+    for entry in queue:
+        job = entry[5].job
+        if owners.setdefault(job.pool, job.owner) != job.owner:
+            return True
+    return False
+
+
+class _UserShares:
+    """Share of each user in each pool: recent usage for the user's weight, in this round."""
+
+    def __init__(self, cluster: Cluster, running: Sequence[Allocation]) -> None:
+        self._cluster = cluster
+        self._held = held_by_account(running)
+
+    def of(self, line: _Line) -> float:
+        """Return the share of the user of some jobs; the smallest is served first."""
+        account: Account = line[1:]
+        pool, owner = account
+        if self._cluster.policy(pool) is not Policy.FAIR_SHARE:
+            return 0.0
+        used = self._cluster.usage.get(account, 0.0) + _HELD_S * self._held.get(account, 0)
+        return used / self._cluster.weights.get(owner, 1.0)
+
+    def add(self, start: Start) -> None:
+        """Count the slots of a trial that starts."""
+        account = start.request.job.account
+        self._held[account] = self._held.get(account, 0) + sum(map(len, start.slots.values()))
 
 
 def _sorted_queue(
@@ -89,6 +151,42 @@ def _sorted_queue(
     ]
     queue.sort()
     return queue
+
+
+def _merge_lines(
+    queue: Sequence[_Entry],
+    line_of: Callable[[_Entry], _Line],
+    requeued: defaultdict[_Line, list[_Entry]],
+    shares: _UserShares,
+) -> Iterator[_Entry]:
+    """Yield entries by priority, then by the shares of users, which grow during iteration.
+
+    Args:
+        queue: Sorted queue.
+        line_of: Returns the line of an entry.
+        requeued: Heap of each line, to which entries return during iteration.
+        shares: Shares of the users.
+    """
+    if line_of is _single_line:
+        yield from _merge_queues(queue, requeued[_ONE_LINE])
+        return
+    lines: defaultdict[_Line, list[_Entry]] = defaultdict(list)
+    for entry in queue:
+        lines[line_of(entry)].append(entry)
+    entries = {line: _merge_queues(lines[line], requeued[line]) for line in lines}
+    heads = [(line[0], shares.of(line), next(entries[line]), line) for line in lines]
+    heapq.heapify(heads)
+    while heads:
+        priority, share, entry, line = heads[0]
+        if (now := shares.of(line)) > share:  # the user's jobs of other priorities have started
+            heapq.heapreplace(heads, (priority, now, entry, line))
+            continue
+        yield entry
+        following = next(entries[line], None)
+        if following is None:
+            heapq.heappop(heads)
+        else:
+            heapq.heapreplace(heads, (priority, shares.of(line), following, line))
 
 
 def _merge_queues(queue: Iterable[_Entry], requeued: list[_Entry]) -> Iterator[_Entry]:

@@ -12,6 +12,7 @@ from zerolab.contract.names import DEFAULT_POOL
 __all__ = [
     "DEFAULT_POOL",
     "HOST_SLOT",
+    "Account",
     "AgentSlots",
     "Allocation",
     "Cluster",
@@ -28,6 +29,9 @@ HOST_SLOT = "host:"
 """Prefix of a group that is one slot of a machine without an agent, such as ``host:worker-1:0``;
 its quota is 1."""
 
+Account = tuple[str, str]
+"""Pool and user, who share its slots with other users."""
+
 Shape = tuple[int, int | None, bool, int]
 """Slots, maximum number of agents, whether on one agent only, slots of a rank."""
 
@@ -36,8 +40,8 @@ class Policy(StrEnum):
     """Order in which the jobs of a pool start."""
 
     FAIR_SHARE = "fair_share"
-    """By priority; within a priority, the job with the fewest slots for its weight; then by
-    position."""
+    """By priority; within a priority, jobs of the user with the least usage for the user's weight;
+    of those the job with the fewest slots for its weight; then by position."""
     PRIORITY = "priority"
     """By priority; within a priority by position."""
     FIFO = "fifo"
@@ -75,7 +79,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 42
     """1 to 99; smaller numbers start first."""
     weight: float = 1.0
-    """Share of the slots, relative to others of the same priority."""
+    """Share of its user's slots, relative to others of the same priority."""
+    owner: str = ""
+    """User to whom it belongs."""
     max_slots: int | None = None
     """Maximum number of slots that its trials may hold together."""
     max_slots_key: str = "resources.max_slots"
@@ -94,6 +100,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Slots of one rank, which must be on one agent; ``slots`` is a multiple."""
     fewer: tuple[int, ...] = ()
     """Smaller numbers of slots with which a trial may start, largest first."""
+
+    @property
+    def account(self) -> Account:
+        """Pool and user whose usage it increases."""
+        return self.pool, self.owner
 
     @property
     def shape(self) -> "Shape":
@@ -133,6 +144,11 @@ class Cluster(msgspec.Struct, frozen=True):
     """Policy by pool; fair share for other pools."""
     quotas: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Group to the maximum number of slots that its jobs may hold together."""
+    weights: Mapping[str, float] = msgspec.field(default_factory=dict)
+    """User to the share of the slots, relative to other users; 1 for other users."""
+    usage: Mapping[Account, float] = msgspec.field(default_factory=dict)
+    """Recent usage of a pool by a user, in slot-seconds
+    (:class:`~zerolab.scheduler.usage.RecentUsage`)."""
 
     def policy(self, pool: str) -> Policy:
         """Return the policy of a pool."""

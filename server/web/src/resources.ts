@@ -1021,6 +1021,8 @@ export interface User {
   role: "admin" | "member" | "viewer";
   /** Whether tokens and browser sessions of the user are valid. */
   active: boolean;
+  /** Share of the slots of a pool with the policy `fair_share`, relative to other users. */
+  weight: number;
   /** Time of creation. */
   created_at: string;
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from zerolab.scheduler import Job
+from zerolab.scheduler import Job, RecentUsage
 from zeroserver.orchestrator.cluster.wait_reasons import Waiting
 from zeroserver.store.points import MetricKeys
 
@@ -77,6 +77,8 @@ class QueueCache(msgspec.Struct):
     """Whether the next tick must start or end more runs."""
     unapplied: set[int] = msgspec.field(default_factory=set)
     """Experiments with trials that do not follow the experiment's state yet."""
+    usage: RecentUsage | None = None
+    """Recent usage by user; None until it is read from the runs."""
     point_budget: int = 0
     """Number of points of former runs that the current transaction may still delete."""
 

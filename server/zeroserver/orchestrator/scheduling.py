@@ -3,12 +3,20 @@
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from sqlalchemy import func, select
 
 from zerolab import scheduler
 from zerolab.contract.messages import Extension
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, RunSpec
-from zerolab.scheduler import Decision, Request, Start
+from zerolab.scheduler import (
+    Allocation,
+    Decision,
+    RecentUsage,
+    Request,
+    Start,
+    held_by_account,
+)
 from zeroserver.orchestrator.caches import QueueCache
 from zeroserver.orchestrator.cluster.scheduler_input import SchedulerInput
 from zeroserver.orchestrator.cluster.wait_reasons import Waiting, changed_reasons
@@ -49,6 +57,7 @@ class SchedulingService(Service):
     def schedule(self) -> None:
         """Assign free slots to queued trials and preempt runs of lower priority."""
         waiting = self.scheduler_input.read_queue()
+        usage = self.scheduler_input.recent_usage()
         restarting = self._restarting() | self.warm_starts.waiting_for_weights()
         allocations = self.scheduler_input.held_by_run()
         running = {run.job.job_id for run in allocations.values()}
@@ -67,6 +76,8 @@ class SchedulingService(Service):
                 self.schedule()
                 return
             running.update(start.request.job.job_id for start in decision.start)
+        started = [Allocation(0, start.request.job, start.slots) for start in decision.start]
+        self._keep_usage(replace(usage, held=held_by_account([*allocations.values(), *started])))
         unserved = self.searches.unserved()
         now = Waiting.after(decision, waiting, running, restarting, unserved)
         self._keep_reasons(now)
@@ -207,6 +218,12 @@ class SchedulingService(Service):
             self.work.touch("experiment", experiment_id, experiment_id)
         self.cache.waiting = now
         self.work.undo.append(lambda: setattr(self.cache, "waiting", before))
+
+    def _keep_usage(self, usage: RecentUsage) -> None:
+        """Replace the cached usage by user."""
+        before = self.cache.usage
+        self.cache.usage = usage
+        self.work.undo.append(lambda: setattr(self.cache, "usage", before))
 
     def grow(self, run_id: int, steps: int) -> None:
         """Preempt a run that has saved a checkpoint if its trial could get more slots.

@@ -73,6 +73,7 @@ class UserRow(Row, frozen=True, gc=False):
     created_at: float
     password: str | None
     oidc_subject: str | None = None
+    weight: float = 1.0
 
 
 class TokenRow(Row, frozen=True, gc=False):

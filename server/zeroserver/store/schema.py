@@ -57,7 +57,7 @@ __all__ = [
     "users",
 ]
 
-HEAD = "0024"
+HEAD = "0025"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -90,6 +90,7 @@ users = Table(  # never deleted, since experiments belong to them
     Column("created_at", Double, nullable=False),
     Column("password", Text, nullable=True),  # argon2id hash; NULL: no sign-in with a password
     Column("oidc_subject", Text, nullable=True),  # id at the OpenID Connect provider
+    Column("weight", Double, nullable=False, server_default="1"),  # share of the slots
     Index("ix_users_oidc_subject", "oidc_subject", unique=True),
     sqlite_autoincrement=True,
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerolab.cli.connection import complete_from, complete_from_server
-from zerolab.cli.groups import command_group, in_panel
+from zerolab.cli.groups import NUMBERS, command_group, in_panel
 from zerolab.cli.output import (
     AsJson,
     age,
@@ -107,10 +107,16 @@ def list_users(as_json: AsJson = False) -> None:
         print_json(users)
         return
     rows = [
-        (user["name"], user["role"], "yes" if user["active"] else "no", user["created_at"])
+        (
+            user["name"],
+            user["role"],
+            "yes" if user["active"] else "no",
+            f"{user['weight']:g}",
+            user["created_at"],
+        )
         for user in users
     ]
-    print_table(["name", "role", "active", "created"], rows)
+    print_table(["name", "role", "active", "weight", "created"], rows)
 
 
 @group.command("set-role")
@@ -132,6 +138,25 @@ def set_role(
     with connect() as client:
         user = client.patch_user(name, role=role)
     print_done(user, f"user {name} has the role {role}", as_json=as_json)
+
+
+@group.command("set-weight", context_settings=NUMBERS)
+def set_weight(
+    name: UserName,
+    weight: Annotated[float, typer.Argument(help="Share relative to other users; default 1.")],
+    as_json: AsJson = False,
+) -> None:
+    """Change the share of the slots that a user gets while others wait.
+
+    Applies to pools with the policy `fair_share`. Running trials continue.
+
+    Example: zerolab user set-weight ann 2
+    """
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        user = client.patch_user(name, weight=weight)
+    print_done(user, f"user {name} has the weight {user['weight']:g}", as_json=as_json)
 
 
 @group.command("deactivate")

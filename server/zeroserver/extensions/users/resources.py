@@ -28,6 +28,8 @@ class User(Resource, frozen=True):
     everything."""
     active: bool
     """Whether tokens and browser sessions of the user are valid."""
+    weight: float
+    """Share of the slots of a pool with the policy `fair_share`, relative to other users."""
     created_at: Time
     """Time of creation."""
 

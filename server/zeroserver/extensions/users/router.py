@@ -27,7 +27,7 @@ from zeroserver.extensions.users.resources import (
     UserPage,
     Whoami,
 )
-from zeroserver.extensions.users.service import UserService
+from zeroserver.extensions.users.service import UserChange, UserService
 from zeroserver.extensions.users.user_names import USER_NAME, is_user_name
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.rows import AuditRow, UserRow, read_rows
@@ -116,12 +116,15 @@ class UserPatch(BaseModel):
     role: Role | None = None
     active: Annotated[bool, Field(strict=True)] | None = None
     """False revokes all tokens and browser sessions of the user."""
+    weight: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] | None = None
+    """Share of the slots, relative to other users; running trials continue."""
 
 
 @router.patch("/api/v1/users/{user}")
 async def patch_user(services: ServicesDep, user: UserName, patch: UserPatch) -> UserAnswer:
-    """Change the role of a user, or deactivate or activate one."""
-    await services.write(lambda work: UserService(work).change(user, patch.role, patch.active))
+    """Change the role or the weight of a user, or deactivate or activate one."""
+    change = UserChange(patch.role, patch.active, patch.weight)
+    await services.write(lambda work: UserService(work).change(user, change))
     row = _find(services, user)
     if not row.active:
         await run_in_threadpool(services.keys.end_sessions_of, row.id)

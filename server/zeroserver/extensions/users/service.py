@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from sqlalchemy import Select, delete, func, select, update
 
 from zerolab.errors import ConflictError, NotFoundError
@@ -14,7 +15,7 @@ from zeroserver.store.rows import TokenRow, UserRow, read_row, read_rows
 from zeroserver.store.schema import audit, tokens, users
 from zeroserver.store.user_directory import ADMIN, digest_of
 
-__all__ = ["AuditRetention", "LastUse", "UserService"]
+__all__ = ["AuditRetention", "LastUse", "UserChange", "UserService"]
 
 _MAX_TOKENS = 100
 """Maximum number of tokens of a user, all of which are in memory."""
@@ -22,6 +23,16 @@ _MAX_TOKENS = 100
 _STORE_S = 60.0
 """Interval between updates of the last use of tokens."""
 _EXPIRY_S, _REMOVED_AT_ONCE = 3600.0, 1000
+
+
+class UserChange(msgspec.Struct, frozen=True):
+    """Changes of a user; None keeps a value."""
+
+    role: Role | None = None
+    active: bool | None = None
+    """Whether the user may sign in."""
+    weight: float | None = None
+    """Share of the slots, relative to other users."""
 
 
 class UserService(Service):
@@ -40,30 +51,26 @@ class UserService(Service):
         self.work.connection.execute(users.insert().values(row))
         self._publish(name)
 
-    def change(self, name: str, role: Role | None, active: bool | None) -> None:  # noqa: FBT001 - a column
-        """Change the role of a user, deactivate one with the tokens, or activate one again.
-
-        Args:
-            name: Name of the user.
-            role: New role; None to keep it.
-            active: Whether the user may sign in; None to keep it.
+    def change(self, name: str, change: UserChange) -> None:
+        """Change a user; deactivation revokes the tokens.
 
         Raises:
             NotFoundError: If there is no such user.
             ConflictError: If it is the first administrator.
         """
         user = self.find(name)
-        if user.id == ADMIN.id and (role not in {None, "admin"} or active is False):
+        if user.id == ADMIN.id and (change.role not in {None, "admin"} or change.active is False):
             msg = (
                 f"user {name}: has the token of the installation and stays an active "
                 "administrator; use `zerolab token --renew` if others know the token"
             )
             raise ConflictError(msg)
-        values = {"role": role or user.role, "active": user.active if active is None else active}
-        values["active"] = int(values["active"])
+        active = user.active if change.active is None else int(change.active)
+        weight = user.weight if change.weight is None else change.weight
+        values = {"role": change.role or user.role, "active": active, "weight": weight}
         query = update(users).where(users.c.id == user.id).values(values)
         self.work.connection.execute(query)
-        if not values["active"]:
+        if not active:
             for token in read_rows(self.work.connection, TokenRow, _tokens_of(user)):
                 self._remove_token(token.id)
         self._publish(name)

@@ -10,17 +10,37 @@ from itertools import groupby
 from typing import Any
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from zerolab.contract.names import TASK_LABEL
-from zerolab.scheduler import AgentSlots, Allocation, Cluster, Job, Policy, Request
+from zerolab.scheduler import (
+    Account,
+    AgentSlots,
+    Allocation,
+    Cluster,
+    Job,
+    Policy,
+    RecentUsage,
+    Request,
+)
+from zerolab.scheduler.usage import HALF_LIFE_S, recent
 from zeroserver.orchestrator.caches import QueueCache
 from zeroserver.orchestrator.node_service import held_slots
 from zeroserver.orchestrator.service import Service
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import EXPERIMENT_STOPPING, ExperimentState, RunState
 from zeroserver.store.rows import AgentRow, read_rows
-from zeroserver.store.schema import WAITING, agents, experiments, pools, projects, quotas, users
+from zeroserver.store.schema import (
+    WAITING,
+    agents,
+    experiments,
+    pools,
+    projects,
+    quotas,
+    run_nodes,
+    runs,
+    users,
+)
 
 __all__ = ["OPEN_RUNS", "SchedulerInput", "down_slots", "why_closed"]
 
@@ -43,6 +63,8 @@ _HALTED = "SELECT id FROM experiments WHERE state IN ({})".format(  # noqa: S608
 """Selects experiments whose trials must not start; ended ones have no queued trials."""
 _MOST_AT_ONCE = 500
 """Maximum number of ids in one query."""
+_RECENT_RUNS = 5000
+"""Number of runs from which usage by user is read after a start of the server."""
 _NO_AGENT: frozenset[int] = frozenset()
 
 
@@ -109,6 +131,7 @@ class SchedulerInput(Service):
                 pool=row.pool,
                 priority=row.priority,
                 weight=row.weight,
+                owner=row.owner,
                 max_slots=max_slots,
                 max_slots_key=max_slots_key,
                 slots_key="--slots" if TASK_LABEL in labels else "resources.slots_per_trial",
@@ -140,6 +163,35 @@ class SchedulerInput(Service):
             )
         return allocations
 
+    def recent_usage(self) -> RecentUsage:
+        """Return the usage of each pool by user until now."""
+        now = self.work.steady()
+        usage = self.cache.usage
+        return self._read_usage(now) if usage is None else usage.advance(now)
+
+    def _read_usage(self, now: float) -> RecentUsage:
+        """Return the usage by user from the newest runs."""
+        newest = select(runs).order_by(runs.c.id.desc()).limit(_RECENT_RUNS).subquery()
+        query = (
+            select(
+                experiments.c.pool,
+                users.c.name,
+                newest.c.created_at,
+                func.coalesce(newest.c.ended_at, now),
+                func.coalesce(run_nodes.c.slot_ids, newest.c.slot_ids),
+            )
+            .select_from(newest)
+            .join(experiments, experiments.c.id == newest.c.experiment_id)
+            .join(users, users.c.id == experiments.c.owner_id)
+            .outerjoin(run_nodes, run_nodes.c.run_id == newest.c.id)
+            .where(func.coalesce(newest.c.ended_at, now) > now - 6 * HALF_LIFE_S)
+        )
+        slot_seconds: defaultdict[Account, float] = defaultdict(float)
+        for pool, owner, start, end, slot_ids in self.work.connection.execute(query):
+            number = len(msgspec.json.decode(slot_ids))
+            slot_seconds[pool, owner] += recent(number, start, end, now)
+        return RecentUsage(now, slot_seconds, {})
+
     def read_cluster(
         self,
         allocations: Iterable[Allocation],
@@ -165,6 +217,8 @@ class SchedulerInput(Service):
             ],
             policies={row.name: Policy(row.policy) for row in connection.execute(select(pools))},
             quotas={row.group_name: row.max_slots for row in connection.execute(select(quotas))},
+            weights={user.name: user.weight for user in self.work.orchestrator.users.users()},
+            usage=self.recent_usage().slot_seconds,
         )
 
 
