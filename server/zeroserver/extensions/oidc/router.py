@@ -83,9 +83,11 @@ async def list_sign_in_methods(services: ServicesDep) -> SignInMethods:
     return SignInMethods(oidc=None if settings is None else settings.label)
 
 
+_FAILED = {"content": {"text/html": {}}, "description": "It cannot be used.", "x-own": True}
 _REDIRECT: dict[int | str, dict[str, Any]] = {
     303: {"description": "The provider's page."},
-    "4XX": {"content": {"text/html": {}}, "description": "It cannot be used.", "x-own": True},
+    403: _FAILED,
+    404: _FAILED,
 }
 
 
