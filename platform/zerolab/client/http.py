@@ -799,7 +799,7 @@ class Client(Transport):
         """Return slot-hours in a month, and the disk usage now.
 
         Args:
-            by: ``user``, ``label`` or ``pool``.
+            by: ``user``, ``project``, ``label`` or ``pool``.
             month: ``YYYY-MM``, in UTC; None for the current one.
 
         Returns:

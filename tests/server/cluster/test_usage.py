@@ -61,6 +61,10 @@ def test_usage_by_owner(server: Server) -> None:
     server.clock.now += 7200
     server.exit(run_id, 0)
     assert list(hours(server, "user", "2026-11").items()) == [("ann", 2.0), ("admin", 1.0)]
+    server.post("/projects", {"name": "vision"})
+    server.request("PATCH", "/experiments/2", json={"project": "vision"})
+    projects = hours(server, "project", "2026-11")
+    assert list(projects.items()) == [("vision", 2.0), ("default", 1.0)]
 
 
 @pytest.mark.parametrize("month", ["2026-13", "2026", "1969-01", "2026-1", "x"])

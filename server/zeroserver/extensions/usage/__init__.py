@@ -1,1 +1,1 @@
-"""Usage of slots and disk by user, label or pool: `zerolab usage`, and its route."""
+"""Usage of slots and disk by user, project, label or pool: `zerolab usage`, and its route."""

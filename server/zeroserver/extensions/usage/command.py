@@ -16,13 +16,14 @@ class Group(StrEnum):
     """What the usage is summed up by."""
 
     USER = "user"
+    PROJECT = "project"
     LABEL = "label"
     POOL = "pool"
 
 
 @in_panel("Server")
 def usage(
-    by: Annotated[Group, typer.Option(help="Sum up by user, label or pool.")] = Group.USER,
+    by: Annotated[Group, typer.Option(help="Sum up by user, project, label or pool.")] = Group.USER,
     month: Annotated[
         str | None,
         typer.Option(metavar="YYYY-MM", help="Month in UTC. Default: the current one."),

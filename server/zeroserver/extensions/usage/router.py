@@ -44,10 +44,10 @@ _RUNS = """
 
 
 class UsageRow(Resource, frozen=True):
-    """Usage of one user, label or pool."""
+    """Usage of one user, project, label or pool."""
 
     name: str
-    """Name of the user, label or pool; empty for experiments without labels."""
+    """Name of the user, project, label or pool; empty for experiments without labels."""
     experiments: int
     """Number of experiments that had slots in the month."""
     slot_hours: float
@@ -62,7 +62,7 @@ class UsagePage(Resource, frozen=True):
     month: str
     """Month in UTC, ``YYYY-MM``."""
     by: str
-    """``user``, ``label`` or ``pool``."""
+    """``user``, ``project``, ``label`` or ``pool``."""
     usage: list[UsageRow]
     next_after: None = None
 
@@ -75,12 +75,14 @@ class _Cost(NamedTuple):
 @router.get("/usage")
 async def show_usage(
     services: ServicesDep,
-    by: Annotated[Literal["user", "label", "pool"], Query(description="What to sum up.")] = "user",
+    by: Annotated[
+        Literal["user", "project", "label", "pool"], Query(description="What to sum up.")
+    ] = "user",
     month: Annotated[
         str | None, Query(max_length=20, description="Month in UTC, YYYY-MM; by default this one.")
     ] = None,
 ) -> UsagePage:
-    """Return slot-hours in a month, and disk usage, by user, label or pool.
+    """Return slot-hours in a month, and disk usage, by user, project, label or pool.
 
     An experiment counts for each of its labels. Deleted experiments do not count.
     """
@@ -151,14 +153,16 @@ def _rows(
     connection: Connection, orchestrator: Orchestrator, by: str, costs: dict[int, _Cost]
 ) -> list[UsageRow]:
     columns = experiments.c
-    query = select(columns.id, columns.owner_id, columns.labels, columns.pool)
+    query = select(columns.id, columns.owner_id, columns.project_id, columns.labels, columns.pool)
     totals: dict[str, list[_Cost]] = {}
-    for experiment_id, owner_id, labels, pool in connection.execute(query):
+    for experiment_id, owner_id, project_id, labels, pool in connection.execute(query):
         if experiment_id not in costs:
             continue
         names: Iterable[str] = [pool]
         if by == "user":
             names = [orchestrator.users.name_of(owner_id)]
+        elif by == "project":
+            names = [orchestrator.projects.name_of(project_id)]
         elif by == "label":
             names = msgspec.json.decode(labels, type=list[str]) or [""]
         for name in names:
