@@ -752,7 +752,7 @@ class Client(Transport):
         active: bool | None = None,
         weight: float | None = None,
     ) -> Json:
-        """Change the role or the weight of a user, or deactivate or activate one.
+        """Change the role or weight of a user, or deactivate one.
 
         Args:
             name: Name of the user.
