@@ -18,6 +18,7 @@ from zeroserver.api.rows import REFERENCE, Resource
 from zeroserver.extensions import submitted_files
 from zeroserver.extensions.analysis import resources as analysis
 from zeroserver.extensions.checkpoint_removal import resources as removal
+from zeroserver.extensions.config_defaults import resources as config_defaults
 from zeroserver.extensions.custom_search import router as custom_search
 from zeroserver.extensions.media import resources as media
 from zeroserver.extensions.model_registry import resources as models
@@ -42,7 +43,7 @@ RESOURCES = tuple(
     value
     for module in (
         resources, models, queue, analysis, custom_search, search_preview, search_view, removal,
-        submitted_files, users, media, notifications, projects,
+        submitted_files, users, media, notifications, projects, config_defaults,
     )
     for value in map(vars(module).get, module.__all__)
     if isinstance(value, type) and issubclass(value, Resource)
@@ -62,6 +63,7 @@ TOLD = (
     models.Model,
     models.ModelVersion,
     projects.Project,
+    config_defaults.Defaults,
     media.Media,
     media.MediaName,
     notifications.Channel,

@@ -203,6 +203,7 @@ def prepare(services: Services) -> None:
         with database.read() as connection:
             services.orchestrator.users.load(connection)
             services.orchestrator.projects.load(connection)
+            services.orchestrator.defaults.load(connection)
         database.start()
         database.write_now(database.lock.sign)
         database.write_now(

@@ -512,6 +512,73 @@ class Client(Transport):
         response = self._send("PATCH", _path("projects", name), json=changes).json()
         return Project(self, resource(response, "project"))
 
+    def defaults(self, project: str | None = None) -> Json:
+        """Read the defaults and limits of new experiments.
+
+        Args:
+            project: Name of a project; None for the installation.
+
+        Returns:
+            ``project``, ``config`` (secrets are masked), ``limits`` (``slots_per_trial``,
+            ``max_slots``, ``priority``) and ``updated_at``.
+
+        Raises:
+            NotFoundError: If there is no such project.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.defaults()["config"]
+            {}
+        """
+        given = {} if project is None else {"project": project}
+        return resource(self.get("/defaults", **given), "defaults")
+
+    def put_defaults(
+        self,
+        config: Mapping[str, Any],
+        limits: Mapping[str, Any] | None = None,
+        project: str | None = None,
+    ) -> Json:
+        """Set the defaults and limits of new experiments; only for administrators.
+
+        Args:
+            config: Keys of the experiment file.
+            limits: ``slots_per_trial``, ``max_slots`` and ``priority``.
+            project: Name of a project; None for the installation.
+
+        Returns:
+            The defaults, as in :meth:`defaults`.
+
+        Raises:
+            ConfigError: If a key or value is invalid.
+            NotFoundError: If there is no such project.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.put_defaults({"max_restarts": 2}, {"slots_per_trial": 8})["config"]
+            {'max_restarts': 2}
+            >>> client.delete_defaults()
+        """
+        params = {} if project is None else {"project": project}
+        body = {"config": dict(config), "limits": limits or {}}
+        return resource(self._send("PUT", "/defaults", json=body, params=params).json(), "defaults")
+
+    def delete_defaults(self, project: str | None = None) -> None:
+        """Remove the defaults and limits of new experiments; only for administrators.
+
+        Args:
+            project: Name of a project; None for the installation.
+
+        Raises:
+            NotFoundError: If there is no such project.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.delete_defaults()
+        """
+        params = {} if project is None else {"project": project}
+        self._send("DELETE", "/defaults", params=params)
+
     def models(self, project: str | None = None) -> ObjectList[Model]:
         """List the models of the registry, with their versions.
 

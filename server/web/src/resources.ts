@@ -201,6 +201,23 @@ export interface Curve {
   time_s: Array<number> | null;
 }
 
+/** Defaults and limits of the experiments of a project or of the installation. */
+export interface Defaults {
+  /** Name of the project; null for the installation. */
+  project: string | null;
+  /** Keys of the experiment file with their defaults; secrets are masked. */
+  config: Record<string, unknown>;
+  /** `slots_per_trial`, `max_slots` and `priority`; null where there is no limit. */
+  limits: Limits;
+  /** Time of the last change; null if none are set. */
+  updated_at: string | null;
+}
+
+/** Response with defaults. */
+export interface DefaultsAnswer {
+  defaults: Defaults;
+}
+
 /** Engine configuration of a trial. */
 export interface EngineAnswer {
   /** Engine file in the model directory; null if the experiment contains the configuration. */
@@ -423,6 +440,13 @@ export interface JobAnswer {
 export interface JobPage {
   jobs: Array<Job>;
   next_after: null;
+}
+
+/** Limits of experiments at their submission, and of changes of jobs by members. */
+export interface Limits {
+  slots_per_trial: number | null;
+  max_slots: number | null;
+  priority: number | null;
 }
 
 /** Line of a log. */

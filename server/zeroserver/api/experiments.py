@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, NAME_CHARACTERS
 from zerolab.contract.names import DEFAULT_PROJECT
-from zerolab.contract.secrets import find_secrets, restore_secrets
+from zerolab.contract.secrets import restore_secrets
 from zerolab.errors import ConfigError, ForbiddenError
 from zeroserver.access.principal import Principal, PrincipalDep
 from zeroserver.api import queries
@@ -85,7 +85,8 @@ def _checked(
     if len(content) > limit:
         problem = f"must have at most {limit} bytes, got {len(content)}; list unneeded files "
         raise ConfigError("archive", [problem + "in .zerolabignore"])
-    checked = check_experiment(raw, reader(content))
+    raw = services.orchestrator.defaults.fill(raw)
+    checked = services.orchestrator.defaults.limit(check_experiment(raw, reader(content)))
     warnings = check_storage(
         checked.checkpoint_storage,
         services.orchestrator.installation,
@@ -336,7 +337,7 @@ async def submit_again(
         ForbiddenError: If the experiment has secrets and belongs to another user: the fork could
             print them, from the environment or from the experiment file in the model directory.
     """
-    if find_secrets(msgspec.json.decode(original.raw_config)):
+    if services.orchestrator.defaults.has_secrets(msgspec.json.decode(original.raw_config)):
         try:
             await services.ownership.require(principal, "experiment", str(original.id))
         except ForbiddenError as error:

@@ -21,6 +21,7 @@ from zeroserver.orchestrator.caches import (
     SearchCache,
 )
 from zeroserver.settings import Settings
+from zeroserver.store.config_defaults import DefaultsDirectory
 from zeroserver.store.database import Change
 from zeroserver.store.janitor import Janitor
 from zeroserver.store.project_directory import ProjectDirectory
@@ -65,6 +66,7 @@ class Orchestrator:
     deletions: Deletions = field(default_factory=Deletions)
     users: UserDirectory = field(default_factory=UserDirectory)
     projects: ProjectDirectory = field(default_factory=ProjectDirectory)
+    defaults: DefaultsDirectory = field(init=False)
     polling_runs: set[int] = field(default_factory=set)
     """Runs that have polled this server whether to stop; the event loop adds to it."""
     observers: list[Callable[[Any, Any], None]] = field(default_factory=list)
@@ -74,6 +76,7 @@ class Orchestrator:
     """Unique name of this installation in shared storages."""
 
     def __post_init__(self) -> None:
+        self.defaults = DefaultsDirectory(self.projects)
         self.agents = AgentHeartbeats(self.settings.timings.tick_s)
         self.installation = self.home.ensure_id()
 

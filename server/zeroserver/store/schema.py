@@ -34,6 +34,7 @@ __all__ = [
     "audit",
     "checkpoints",
     "chores",
+    "config_defaults",
     "experiments",
     "logs",
     "media",
@@ -57,7 +58,7 @@ __all__ = [
     "users",
 ]
 
-HEAD = "0025"
+HEAD = "0026"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -132,6 +133,15 @@ projects = Table(  # never deleted, since experiments belong to them
     Column("owner_id", BigInteger, nullable=False, server_default="1"),  # a user
     Column("created_at", Double, nullable=False),
     sqlite_autoincrement=True,
+)
+
+config_defaults = Table(
+    "config_defaults",
+    metadata,
+    # A project's id; 0: the installation.
+    Column("scope", BigInteger, primary_key=True, autoincrement=False),
+    Column("content", Text, nullable=False),  # JSON: config, limits
+    Column("updated_at", Double, nullable=False),
 )
 
 experiments = Table(

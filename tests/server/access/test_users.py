@@ -111,7 +111,7 @@ def expected(route: str, access: Access, caller: str) -> bool:
         return True
     if caller == "vic":
         return False
-    is_shared = re.search(r"/(pools|quotas|agents|users|notification-channels)", path)
+    is_shared = re.search(r"/(pools|quotas|agents|users|defaults|notification-channels)", path)
     return short in OF_MEMBERS or (caller == "ann" and not is_shared)
 
 

@@ -42,7 +42,8 @@ async def continue_experiment(
     def check() -> Continuation:
         from zerolab.config.validation import check_experiment
 
-        config = check_experiment(raw, reader(path.read_bytes()))
+        checked = check_experiment(raw, reader(path.read_bytes()))
+        config = services.orchestrator.defaults.limit(checked)
         return Continuation(config, raw, original.raw_config, request.activate)
 
     going_on = await run_in_threadpool(check)

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from zerolab.errors import NotFoundError
 from zerolab.scheduler import Policy
+from zeroserver.access.principal import PrincipalDep
 from zeroserver.access.routes import ACCESS, ADMIN, VIEWER, own
 from zeroserver.api.cluster.cluster_queries import pool_list
 from zeroserver.api.common import IdPath
@@ -91,11 +92,16 @@ class JobPatch(BaseModel):
 
 
 @router.patch("/jobs/{experiment_id}")
-async def patch_job(services: ServicesDep, experiment_id: IdPath, patch: JobPatch) -> JobAnswer:
+async def patch_job(
+    services: ServicesDep, principal: PrincipalDep, experiment_id: IdPath, patch: JobPatch
+) -> JobAnswer:
     """Change a job's priority, weight or maximum of slots; running trials continue."""
     unlimited = "max_slots" in patch.model_fields_set and patch.max_slots is None
     change = JobChange(patch.priority, patch.weight, patch.max_slots, unlimited)
-    await _write(services, lambda work: QueueService(work).change(experiment_id, change))
+    limited = not principal.is_admin
+    await _write(
+        services, lambda work: QueueService(work).change(experiment_id, change, limited=limited)
+    )
     return await _job(services, experiment_id)
 
 
@@ -116,11 +122,17 @@ class Move(BaseModel):
 
 
 @router.post("/jobs/{experiment_id}/move")
-async def move_job(services: ServicesDep, experiment_id: IdPath, move: Move) -> JobAnswer:
+async def move_job(
+    services: ServicesDep, principal: PrincipalDep, experiment_id: IdPath, move: Move
+) -> JobAnswer:
     """Move a job directly ahead of or behind another one of its pool, with the same priority."""
     anchor = move.ahead_of or move.behind or 0
     side: Literal["ahead", "behind"] = "ahead" if move.ahead_of is not None else "behind"
-    await _write(services, lambda work: QueueService(work).move(experiment_id, anchor, side))
+    limited = not principal.is_admin
+    await _write(
+        services,
+        lambda work: QueueService(work).move(experiment_id, anchor, side, limited=limited),
+    )
     return await _job(services, experiment_id)
 
 

@@ -40,15 +40,27 @@ class JobChange(msgspec.Struct, frozen=True):
 class QueueService(Service):
     """Changes the order and the limits of the queue."""
 
-    def change(self, experiment_id: int, change: JobChange) -> None:
+    def change(self, experiment_id: int, change: JobChange, *, limited: bool) -> None:
         """Change a job's priority, weight or maximum slots; runs continue.
+
+        Args:
+            experiment_id: The job.
+            change: Its new settings.
+            limited: Apply the limits that administrators set.
 
         Raises:
             NotFoundError: If there is no such experiment.
             ConflictError: If it has ended.
-            ConfigError: If ``max_slots`` is less than one trial needs.
+            ConfigError: If ``max_slots`` is less than one trial needs, or a limit is exceeded.
         """
         job = self._open_job(experiment_id)
+        if limited:
+            self.work.orchestrator.defaults.check_job(
+                job.project_id,
+                priority=change.priority,
+                max_slots=change.max_slots,
+                unlimited=change.unlimited,
+            )
         if change.max_slots is not None and change.max_slots < job.slots:
             problem = f"max_slots: must be at least slots_per_trial = {job.slots}"
             raise ConfigError("request", [f"{problem}, got {change.max_slots}"])
@@ -71,13 +83,21 @@ class QueueService(Service):
         experiment_id: int,
         anchor_id: int,
         side: Literal["ahead", "behind"],
+        *,
+        limited: bool,
     ) -> None:
         """Move a job directly ahead of or behind another of its pool, with the same priority.
+
+        Args:
+            experiment_id: The job.
+            anchor_id: The other one.
+            side: Where to put it.
+            limited: Apply the limits that administrators set.
 
         Raises:
             NotFoundError: If there is no such experiment.
             ConflictError: If one of the two has ended, or they are in two pools.
-            ConfigError: If they are one.
+            ConfigError: If they are one, or a limit of the priority is exceeded.
         """
         if experiment_id == anchor_id:
             problem = (
@@ -92,6 +112,10 @@ class QueueService(Service):
                 f"pool {anchor.pool}: a job can only be moved within its pool"
             )
             raise ConflictError(msg)
+        if limited and anchor.priority < job.priority:
+            self.work.orchestrator.defaults.check_job(
+                job.project_id, priority=anchor.priority, max_slots=None, unlimited=False
+            )
         position = self._between(job, anchor, side)
         if position is None:
             self._renumber(job.pool)

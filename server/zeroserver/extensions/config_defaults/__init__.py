@@ -1,0 +1,1 @@
+"""Defaults and limits of new experiments, of the installation and of projects."""
