@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from array import array
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,9 +17,16 @@ from zerolab.errors import ConfigError, ConflictError, NotFoundError, WaitTimeou
 
 OFFLINE: Any = None
 SCRIPT = {"train.py": "print('training')", "data/values.bin": b"\x00\xff"}
+
+
+def points(*columns: list[float]) -> tuple[Any, Any, Any]:
+    steps, values, times = columns
+    return array("q", map(int, steps)), array("d", values), array("d", times)
+
+
 SERIES = [
-    MetricSeries(1, "training", "loss", [1, 2], [0.5, "NaN"], [1.5, 2.0]),
-    MetricSeries(2, "validation", "accuracy", [10], ["-Infinity"], [1_700_000_000.25]),
+    MetricSeries(1, "training", "loss", *points([1, 2], [0.5, math.nan], [1.5, 2.0])),
+    MetricSeries(2, "validation", "accuracy", *points([10], [-math.inf], [1_700_000_000.25])),
 ]
 
 
@@ -121,7 +129,7 @@ def test_metrics_table_to_frame(library: str, series: list[MetricSeries]) -> Non
 
 
 def test_metrics_table_reports_unreadable_series() -> None:
-    damaged = MetricSeries(3, "training", "loss", problem="a page is damaged")
+    damaged = MetricSeries(3, "training", "loss", *points([], [], []), "a page is damaged")
     with pytest.raises(ConfigError, match="trial 3 training loss: a page is damaged"):
         MetricsTable([*SERIES, damaged])
 

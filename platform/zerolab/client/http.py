@@ -20,7 +20,7 @@ from zerolab.client.objects import (
     Run,
     Trial,
 )
-from zerolab.client.objects.metrics_table import MetricSeries
+from zerolab.client.objects.metrics_table import MetricSeries, read_series
 from zerolab.client.transport import (
     PREFIX,
     Event,
@@ -1524,16 +1524,14 @@ class Client(Transport):
 
         Example:
             >>> client = zerolab.Client()
-            >>> [series.values for series in client.metric_series(1, "validation")]
+            >>> [list(series.values) for series in client.metric_series(1, "validation")]
             [[0.01], [0.02]]
         """
         path = f"{PREFIX}/experiments/{experiment_id}/metrics/export"
         params: dict[str, Any] = {"format": "columns", "group": group, "name": list(names)}
         params["trial_id"] = trial_id
-        decoder = msgspec.json.Decoder(MetricSeries)
         with self._stream(path, params=drop_none(params)) as response:
-            for line in response.iter_lines():
-                yield decoder.decode(line)
+            yield from read_series(response.iter_bytes())
 
     def experiment_checkpoints(self, experiment_id: int) -> ObjectList[Checkpoint]:
         """List the checkpoints of an experiment.

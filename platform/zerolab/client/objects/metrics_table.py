@@ -1,7 +1,7 @@
 """Metric points as columns, for data frames."""
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-__all__ = ["MetricSeries", "MetricsTable"]
+__all__ = ["MetricSeries", "MetricsTable", "read_series"]
+
+_LENGTH_BYTES = 4
+"""Size of a frame's length."""
 
 
 class MetricSeries(msgspec.Struct, frozen=True):
@@ -25,12 +28,51 @@ class MetricSeries(msgspec.Struct, frozen=True):
     trial_id: int
     group: str | None
     name: str | None
-    steps: list[int] = []
-    values: list[float | str] = []
-    """Values that are not finite are texts."""
-    times: list[float | str] = []
+    steps: "array[int]"
+    values: "array[float]"
+    times: "array[float]"
     problem: str | None = None
     """Why points are missing, if the server cannot read them."""
+
+
+class _Frame(msgspec.Struct):
+    """Message of the format of columns; the arrays are 8-byte numbers."""
+
+    trial_id: int
+    group: str | None
+    name: str | None
+    steps: bytes
+    values: bytes
+    times: bytes
+    problem: str | None = None
+
+
+def read_series(pieces: Iterable[bytes]) -> Iterator[MetricSeries]:
+    """Read the server's format of columns.
+
+    Args:
+        pieces: Content, divided anywhere.
+
+    Yields:
+        Points of one metric each.
+    """
+    decode = msgspec.msgpack.Decoder(_Frame).decode
+    rest = bytearray()
+    for piece in pieces:
+        rest += piece
+        start = 0
+        while len(rest) - start >= _LENGTH_BYTES:
+            first = start + _LENGTH_BYTES
+            end = first + int.from_bytes(rest[start:first], "little")
+            if end > len(rest):
+                break
+            frame = decode(rest[first:end])
+            yield MetricSeries(
+                frame.trial_id, frame.group, frame.name, array("q", frame.steps),
+                array("d", frame.values), array("d", frame.times), frame.problem,
+            )  # fmt: skip
+            start = end
+        del rest[:start]
 
 
 class MetricsTable:
@@ -94,8 +136,8 @@ class MetricsTable:
         steps, values, times = array("q"), array("d"), array("d")
         for part in self._series:
             steps.extend(part.steps)
-            values.extend(_floats(part.values))
-            times.extend(_floats(part.times))
+            values.extend(part.values)
+            times.extend(part.times)
         seconds = np.frombuffer(times, dtype=np.float64) if times else np.empty(0)
         return {
             "trial_id": repeat([part.trial_id for part in self._series], np.int64),
@@ -190,10 +232,3 @@ class MetricsTable:
             counts[key] = counts.get(key, 0) + len(part.steps)
         rows = {name: f"{count:,} points" for name, count in sorted(counts.items())}
         return html_table(f"{len(self):,} points", rows)
-
-
-def _floats(values: list[float | str]) -> "array[float]":
-    try:
-        return array("d", values)  # type: ignore[arg-type]  # usually there are no texts
-    except TypeError:
-        return array("d", map(float, values))

@@ -4,9 +4,10 @@ import asyncio
 import csv
 import io
 import math
+from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import msgspec
 from fastapi import Query
@@ -106,48 +107,41 @@ def _ndjson(database: Database, selection: _Selection) -> Iterator[bytes]:
 
 
 class _Columns(msgspec.Struct, omit_defaults=True):
-    """Line of the columns format: points of one series."""
+    """Frame of the columns format: points of one series as arrays of 8-byte numbers."""
 
     trial_id: int
     group: str | None
     name: str | None
-    steps: list[int]
-    values: list[float | str]
-    times: list[float | str]
+    steps: bytes
+    values: bytes
+    times: bytes
     problem: str | None = None
 
 
 def _columns(database: Database, selection: _Selection) -> Iterator[bytes]:
-    """Yield one JSON object per series and page, with lists of steps, values and times.
+    """Yield frames of the columns format, which is much faster to write and read than text.
 
-    It is several times faster to write and to read than one object per point.
+    A frame is its length in 4 bytes, and a message of MessagePack; all numbers are little-endian.
     """
-    encode = msgspec.json.Encoder().encode_lines
+    encode = msgspec.msgpack.Encoder().encode
     for page in _pages(database, selection):
-        lines = []
+        frames = []
         for part in page:
             steps, values, times = zip(*part.rows, strict=True) if part.rows else ((), (), ())
-            lines.append(
-                _Columns(
-                    part.trial_id,
-                    part.group,
-                    part.name,
-                    list(steps),
-                    _json_numbers(values),
-                    _json_numbers(times),
-                    part.problem,
-                )
-            )
-        yield encode(lines)
+            columns = _Columns(
+                part.trial_id, part.group, part.name,
+                array("q", steps).tobytes(), _numbers(values), _numbers(times), part.problem,
+            )  # fmt: skip
+            frame = encode(columns)
+            frames += [len(frame).to_bytes(4, "little"), frame]
+        yield b"".join(frames)
 
 
-def _json_numbers(column: Sequence[float | None]) -> list[float | str]:
+def _numbers(column: Sequence[float | None]) -> bytes:
     try:
-        if math.isfinite(sum(column)):  # type: ignore[arg-type]  # one sum instead of many checks
-            return list(column)  # type: ignore[arg-type]
+        return array("d", cast("Sequence[float]", column)).tobytes()
     except TypeError:  # None, which means NaN
-        pass
-    return list(map(json_number, column))
+        return array("d", [math.nan if item is None else item for item in column]).tobytes()
 
 
 def _csv(database: Database, selection: _Selection) -> Iterator[bytes]:
@@ -268,8 +262,17 @@ class _ExportResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
+_NDJSON = "application/x-ndjson"
+_MEDIA = {
+    "ndjson": _NDJSON,
+    "csv": "text/csv; charset=utf-8",
+    "columns": "application/octet-stream",
+}
 _EXPORT: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/x-ndjson": {}, "text/csv": {}}, "description": "Every point."}
+    200: {
+        "content": {_NDJSON: {}, "text/csv": {}, "application/octet-stream": {}},
+        "description": "Every point.",
+    }
 }
 
 _WRITERS = {"ndjson": _ndjson, "csv": _csv, "columns": _columns}
@@ -297,11 +300,9 @@ async def export_metrics(
         trial_ids = [trial_id] if trial_id in trial_ids else []
     selection = _Selection(trial_ids, group, frozenset(name or ()))
     rows = _WRITERS[format](services.database, selection)
-    media = "text/csv; charset=utf-8" if format == "csv" else "application/x-ndjson"
-    extension = "csv" if format == "csv" else "ndjson"
-    file_name = f'attachment; filename="experiment-{experiment_id}.{extension}"'
+    file_name = f'attachment; filename="experiment-{experiment_id}.{format}"'
     headers = {"Content-Disposition": file_name}
-    return _ExportResponse(services.part(_Turns), rows, media_type=media, headers=headers)
+    return _ExportResponse(services.part(_Turns), rows, media_type=_MEDIA[format], headers=headers)
 
 
 def _trials_of(connection: Connection, experiment_id: int) -> list[int]:
