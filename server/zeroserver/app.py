@@ -237,6 +237,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         ticking.cancel()
         with suppress(asyncio.CancelledError):
             await ticking
+        await services.stop_computing()
         for supervisor in supervisors:
             supervisor.close()
         services.loop = None

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, TypeVar, cast
@@ -13,6 +14,7 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from zerolab.errors import NotFoundError
+from zerolab.searcher import Deferred
 from zeroserver.access.open_runs import OpenRuns
 from zeroserver.access.ownership import Ownership
 from zeroserver.access.principal import Principal
@@ -66,6 +68,9 @@ class Services:
     _parts: dict[type, object] = field(default_factory=dict, repr=False)
     _applying: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     """Lock for applying retention policies."""
+    _computing: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+    """Lock for computing deferred operations."""
+    _computation: "asyncio.Task[None] | None" = field(default=None, repr=False)
     health: HealthCheck = field(init=False, repr=False)
     ownership: Ownership = field(init=False, repr=False)
 
@@ -108,9 +113,34 @@ class Services:
 
     async def write(self, job: Callable[[UnitOfWork], T]) -> T:
         """Run a job of the orchestrator and wait for its commit."""
-        return await self.database.write(
+        result = await self.database.write(
             lambda transaction: job(UnitOfWork(self.orchestrator, transaction))
         )
+        if not self._computing.locked() and self.orchestrator.searches.has_deferred:
+            self._computation = asyncio.create_task(self._compute_deferred())
+        return result
+
+    async def _compute_deferred(self) -> None:
+        """Compute the deferred operations of searchers in another thread, one at a time."""
+        if self._computing.locked():
+            return
+        async with self._computing:
+            try:
+                while item := await self.write(lambda work: work.operations.next_deferred()):
+                    await self._execute_deferred(*item)
+            except StoreError as error:  # the next change starts another computation
+                logger.warning("cannot execute the operations of a searcher: %s", error)
+
+    async def _execute_deferred(self, experiment_id: int, deferred: Deferred) -> None:
+        try:
+            await asyncio.to_thread(lambda: deferred.operations)
+        except Exception as error:  # of a searcher of any package
+            logger.exception("the searcher of experiment %d failed", experiment_id)
+            problem = f"its searcher failed: {type(error).__name__}: {error}"
+            await self.write(lambda work: work.experiments.fail(experiment_id, problem))
+            await self.write(lambda work: work.operations.drop_backlog(experiment_id))
+            return
+        await self.write(lambda work: work.periodic.execute_deferred(experiment_id, deferred))
 
     async def record_change(self, principal: Principal, action: str) -> None:
         """Add a change to the audit log; a failure is logged, since the change is made."""
@@ -126,6 +156,13 @@ class Services:
             logger.warning(
                 "cannot write to the audit log: %s by user %d: %s", action, row["user_id"], error
             )
+
+    async def stop_computing(self) -> None:
+        """Cancel the computation of deferred operations; the next server computes them."""
+        if self._computation is not None:
+            self._computation.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._computation
 
     async def load_searcher(self, experiment_id: int) -> None:
         """Load a search into memory; the replay runs outside of the writer thread.
@@ -166,8 +203,9 @@ class Services:
 
     async def execute_operations(self) -> None:
         """Execute all backlogged searcher operations, in several transactions."""
-        while self.orchestrator.searches.backlog:
-            await self.write(lambda work: work.periodic.execute_operations())
+        remaining = True
+        while remaining and self.orchestrator.searches.backlog:
+            remaining = await self.write(lambda work: work.periodic.execute_operations())
 
     async def apply_states(self) -> None:
         """Apply the states of experiments to their trials, in several transactions."""

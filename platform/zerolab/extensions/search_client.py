@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,7 +24,17 @@ from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN, EXIT_USER_ERROR
 from zerolab.errors import ConfigError, ConflictError, UnreachableError
 from zerolab.files import read_json
 from zerolab.linux import die_with_parent
-from zerolab.searcher import Continue, Create, Operation, Reopen, Searcher, Shutdown, Stop
+from zerolab.searcher import (
+    ComputedOperation,
+    Continue,
+    Create,
+    Operation,
+    Reopen,
+    Searcher,
+    Shutdown,
+    Stop,
+    compute_deferred,
+)
 
 __all__ = ["MakeSearcher", "main", "serve"]
 
@@ -85,7 +95,7 @@ def serve(
         config = client.experiment(experiment_id)["config"]
     seed = config["reproducibility"]["experiment_seed"]
     searcher = make(config["searcher"], config["hyperparameters"], seed)
-    waiting = searcher.initial_operations()
+    waiting = compute_deferred(searcher.initial_operations())
     last_id, handled = 0, -1
     update = client.search_events(experiment_id, after=0, wait_s=0)
     handled = update["handled"]
@@ -96,7 +106,7 @@ def serve(
         waiting = []
         for event in update["events"]:
             last_id = event["id"]
-            operations = _dispatch_event(searcher, event)
+            operations = compute_deferred(_dispatch_event(searcher, event))
             # After a restart all events come again: the server already has these operations.
             if last_id > handled:
                 waiting += operations
@@ -133,7 +143,7 @@ def _dispatch_event(searcher: Searcher, event: Mapping[str, Any]) -> list[Operat
 
 
 def _body(
-    after: int, handled: int, operations: list[Operation], searcher: Searcher
+    after: int, handled: int, operations: Sequence[ComputedOperation], searcher: Searcher
 ) -> dict[str, Any]:
     return {
         "after": after,
@@ -153,7 +163,7 @@ def _send(client: Client, experiment_id: int, body: Mapping[str, Any]) -> int:
     return handled
 
 
-def _plain(operation: Operation) -> dict[str, Any]:
+def _plain(operation: ComputedOperation) -> dict[str, Any]:
     match operation:
         case Create():
             return {

@@ -2,11 +2,23 @@
 
 from zerolab.searcher.factory import make_searcher
 from zerolab.searcher.interface import ExitReason, ExternalSearcher, Searcher
-from zerolab.searcher.operations import Continue, Create, Operation, Reopen, Shutdown, Stop
+from zerolab.searcher.operations import (
+    ComputedOperation,
+    Continue,
+    Create,
+    Deferred,
+    Operation,
+    Reopen,
+    Shutdown,
+    Stop,
+    compute_deferred,
+)
 
 __all__ = [
+    "ComputedOperation",
     "Continue",
     "Create",
+    "Deferred",
     "ExitReason",
     "ExternalSearcher",
     "Operation",
@@ -14,5 +26,6 @@ __all__ = [
     "Searcher",
     "Shutdown",
     "Stop",
+    "compute_deferred",
     "make_searcher",
 ]

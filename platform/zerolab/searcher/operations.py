@@ -1,10 +1,15 @@
 """Operations that a searcher requests."""
 
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
-__all__ = ["Continue", "Create", "Operation", "Reopen", "Shutdown", "Stop"]
+__all__ = [
+    "ComputedOperation", "Continue", "Create", "Deferred", "Operation", "Reopen", "Shutdown",
+    "Stop", "compute_deferred",
+]  # fmt: skip
 
 
 class Create(msgspec.Struct, frozen=True):
@@ -94,4 +99,53 @@ class Shutdown(msgspec.Struct, frozen=True):
     """
 
 
-Operation = Create | Stop | Continue | Reopen | Shutdown
+class Deferred:
+    """Operations that take more than some milliseconds to compute.
+
+    The server computes them outside of its transactions, in the order in which the searcher
+    returned them, while the searcher may receive further events. The operations must follow from
+    the events before this one only, because a replay computes them at once.
+
+    Args:
+        compute: Returns the operations; called once.
+
+    Example:
+        >>> from zerolab.searcher import Deferred, Stop
+        >>> Deferred(lambda: [Stop(1)]).operations
+        [Stop(trial_id=1)]
+    """
+
+    def __init__(self, compute: "Callable[[], Sequence[Operation]]") -> None:
+        self._compute = compute
+
+    @cached_property
+    def operations(self) -> "Sequence[Operation]":
+        """The operations, computed by the first use."""
+        return self._compute()
+
+
+ComputedOperation = Create | Stop | Continue | Reopen | Shutdown
+Operation = ComputedOperation | Deferred
+
+
+def compute_deferred(operations: Iterable[Operation]) -> list[ComputedOperation]:
+    """Replace deferred operations by those that they compute.
+
+    Args:
+        operations: Operations of a searcher.
+
+    Returns:
+        The operations in order, without deferred ones.
+
+    Example:
+        >>> from zerolab.searcher import Deferred, Stop
+        >>> compute_deferred([Stop(1), Deferred(lambda: [Stop(2)])])
+        [Stop(trial_id=1), Stop(trial_id=2)]
+    """
+    computed: list[ComputedOperation] = []
+    for operation in operations:
+        if isinstance(operation, Deferred):
+            computed += compute_deferred(operation.operations)
+        else:
+            computed.append(operation)
+    return computed

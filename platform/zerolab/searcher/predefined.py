@@ -118,6 +118,11 @@ class FixedTrialsSearcher(ConcurrentSearcher):
             self._replaced += 1
         return self._fill()
 
+    def _create(self, trial_id: int) -> Operation:
+        rng = trial_rng(self._seed, trial_id)
+        hparams = self._propose(trial_id, rng)
+        return Create(trial_id, hparams, rng.randrange(2**31))
+
     def _fill(self) -> list[Operation]:
         if self._is_finished:
             return []
@@ -125,9 +130,7 @@ class FixedTrialsSearcher(ConcurrentSearcher):
         target = self._total + self._replaced
         while self._created < target and self._created - len(self._closed) < self._concurrent:
             self._created += 1
-            rng = trial_rng(self._seed, self._created)
-            hparams = self._propose(self._created, rng)
-            operations.append(Create(self._created, hparams, rng.randrange(2**31)))
+            operations.append(self._create(self._created))
         if self._created == target == len(self._closed):
             self._is_finished = True
             operations.append(Shutdown())

@@ -97,6 +97,10 @@ class SearcherConfig(Section):
 
     has_independent_trials: ClassVar[bool] = False
     """Whether no trial depends on another, so that any trial may follow the existing ones."""
+    has_slow_replay: ClassVar[bool] = False
+    """Whether a replay of a hundred trials may take seconds. The server then replays a running
+    search before it accepts requests."""
+
     rebuilds_on_growth: ClassVar[bool] = False
     """Whether a grown search is rebuilt and replayed instead of calling :meth:`grow`. It requires
     that reports change no decision: a searcher with larger fields and all events so far requests

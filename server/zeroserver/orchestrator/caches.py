@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from zerolab.scheduler import Job, RecentUsage
+from zerolab.searcher import Deferred
 from zeroserver.orchestrator.cluster.wait_reasons import Waiting
 from zeroserver.store.points import MetricKeys
 
@@ -51,7 +52,7 @@ class SearchCache(msgspec.Struct):
 
     searchers: dict[int, "Searcher"] = msgspec.field(default_factory=dict)
     backlog: dict[int, "tuple[Operation, ...]"] = msgspec.field(default_factory=dict)
-    """Experiment to the operations that did not fit into one transaction."""
+    """Experiment to the operations that did not fit into one transaction, or are deferred."""
     in_progress: "dict[int, deque[Operation]]" = msgspec.field(default_factory=dict)
     """Experiment to the pending operations of the current transaction; empty between them."""
     lost: dict[int, str] = msgspec.field(default_factory=dict)
@@ -64,6 +65,11 @@ class SearchCache(msgspec.Struct):
     """Experiments with a custom searcher; None until they are read."""
     served: dict[int, float] = msgspec.field(default_factory=dict)
     """Experiment to the steady time of the last request for its searcher's events."""
+
+    @property
+    def has_deferred(self) -> bool:
+        """Whether a backlog begins with a deferred operation; used by any thread."""
+        return any(isinstance(backlog[0], Deferred) for backlog in list(self.backlog.values()))
 
 
 class QueueCache(msgspec.Struct):

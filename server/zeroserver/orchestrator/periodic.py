@@ -2,6 +2,7 @@
 
 from sqlalchemy import ColumnElement, and_, exists, or_, select, text, update
 
+from zerolab.searcher import Deferred
 from zeroserver.orchestrator.cluster.agent_service import AgentService
 from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
 from zeroserver.orchestrator.experiment_service import ExperimentService
@@ -47,10 +48,21 @@ class PeriodicService(Service):
         if self._end_long_waits():  # slots may have been reserved for one of them
             self.scheduling.schedule()
 
-    def execute_operations(self) -> None:
-        """Execute some backlogged operations of searchers and schedule the resulting trials."""
-        if self.operations.execute_backlog():
-            self.scheduling.schedule()
+    def execute_operations(self) -> bool:
+        """Execute some backlogged operations of searchers and schedule the resulting trials.
+
+        Returns:
+            Whether there were any.
+        """
+        if not self.operations.execute_backlog():
+            return False
+        self.scheduling.schedule()
+        return True
+
+    def execute_deferred(self, experiment_id: int, deferred: Deferred) -> None:
+        """Execute computed operations of a searcher and schedule the resulting trials."""
+        self.operations.execute_deferred(experiment_id, deferred)
+        self.scheduling.schedule()
 
     def apply_states(self) -> None:
         """Apply the state of one experiment to some of its remaining trials."""

@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 
 from zerolab.errors import ConfigError
-from zerolab.searcher import Create, ExitReason, Operation, Searcher, Shutdown, Stop, make_searcher
+from zerolab.searcher import (
+    Create,
+    Deferred,
+    ExitReason,
+    Operation,
+    Searcher,
+    Shutdown,
+    Stop,
+    compute_deferred,
+    make_searcher,
+)
 
 optuna = pytest.importorskip("optuna")
 pytestmark = pytest.mark.needs_extension("optuna")
@@ -32,17 +42,33 @@ def loss(hparams: dict[str, Any]) -> float:
 
 def run(searcher: Searcher, fails: tuple[int, ...] = ()) -> list[Operation]:
     """Run all trials, the oldest first; return all operations."""
-    operations = list(searcher.initial_operations())
+    operations: list[Operation] = [*compute_deferred(searcher.initial_operations())]
     for operation in operations:  # it grows
         if not isinstance(operation, Create):
             continue
         number = operation.trial_id
         assert searcher.validation_completed(number, loss(operation.hparams), 10) == []
         if number in fails:
-            operations += searcher.trial_exited_early(number, ExitReason.ERRORED)
+            ended = searcher.trial_exited_early(number, ExitReason.ERRORED)
         else:
-            operations += searcher.trial_exited(number)
+            ended = searcher.trial_exited(number)
+        operations += compute_deferred(ended)
     return operations
+
+
+def test_study_is_used_in_the_order_of_events() -> None:
+    """Operations of two events are computed later, and in another order."""
+    early, late = search(max_concurrent_trials=2), search(max_concurrent_trials=2)
+    expected = [*compute_deferred(early.initial_operations())]
+    assert compute_deferred(late.initial_operations()) == expected
+    deferred: list[Operation] = []
+    for number in (1, 2):
+        early.validation_completed(number, number / 10, 10)
+        late.validation_completed(number, number / 10, 10)
+        expected += compute_deferred(early.trial_exited(number))
+        deferred += late.trial_exited(number)
+    assert all(isinstance(operation, Deferred) for operation in deferred)
+    assert expected[2:] == compute_deferred(reversed(deferred))
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -72,24 +98,25 @@ def test_tpe_sampler_learns_from_the_metric() -> None:
 
 def test_study_is_told_how_trials_ended() -> None:
     searcher: Any = search()
-    searcher.initial_operations()
+    operations = searcher.initial_operations()
     searcher.validation_completed(1, 0.5, 5)
     searcher.validation_completed(1, 0.25, 10)
-    searcher.trial_exited(1)
+    operations += searcher.trial_exited(1)
     searcher.validation_completed(2, 0.5, 5)
-    searcher.trial_exited_early(2, ExitReason.ERRORED)
+    operations += searcher.trial_exited_early(2, ExitReason.ERRORED)
     searcher.validation_completed(3, math.nan, 10)
-    searcher.trial_exited(3)
-    searcher.trial_exited_early(4, ExitReason.INVALID_HP)
-    searcher.trial_exited(5)  # without a value of the metric
+    operations += searcher.trial_exited(3)
+    operations += searcher.trial_exited_early(4, ExitReason.INVALID_HP)
+    operations += searcher.trial_exited(5)  # without a value of the metric
+    compute_deferred(operations)
     states = [(trial.state.name, trial.value) for trial in searcher._study.trials[:5]]
     assert states == [("COMPLETE", 0.25), *[("FAIL", None)] * 4]
 
 
 def test_invalid_trial_is_replaced_and_duplicates_change_nothing() -> None:
     searcher = search(max_trials=3)
-    searcher.initial_operations()
-    (replacement,) = searcher.trial_exited_early(2, ExitReason.INVALID_HP)
+    compute_deferred(searcher.initial_operations())
+    (replacement,) = compute_deferred(searcher.trial_exited_early(2, ExitReason.INVALID_HP))
     assert isinstance(replacement, Create)
     assert replacement.trial_id == 4
     assert searcher.trial_exited(2) == []
@@ -100,15 +127,19 @@ def test_invalid_trial_is_replaced_and_duplicates_change_nothing() -> None:
 def test_pruner_stops_worst_trial() -> None:
     arguments = {"n_startup_trials": 2}
     searcher: Any = search(pruner="MedianPruner", pruner_args=arguments, max_concurrent_trials=4)
-    searcher.initial_operations()
+    compute_deferred(searcher.initial_operations())
+
+    def report(number: int, value: float, length: int) -> list[Any]:
+        return [*compute_deferred(searcher.validation_completed(number, value, length))]
+
     for number in (1, 2):
         for length in (5, 10):
-            assert searcher.validation_completed(number, 0.1 * number, length) == []
-        searcher.trial_exited(number)
-    assert searcher.validation_completed(3, 0.05, 5) == []
-    assert searcher.validation_completed(4, 0.9, 5) == [Stop(4)]
-    assert searcher.validation_completed(4, 0.9, 6) == []
-    searcher.trial_exited(4)
+            assert report(number, 0.1 * number, length) == []
+        compute_deferred(searcher.trial_exited(number))
+    assert report(3, 0.05, 5) == []
+    assert report(4, 0.9, 5) == [Stop(4)]
+    assert report(4, 0.9, 6) == []
+    compute_deferred(searcher.trial_exited(4))
     assert searcher._study.trials[3].state.name == "PRUNED"
 
 
@@ -155,9 +186,9 @@ def test_more_trials_continue_a_finished_search() -> None:
     searcher = search(max_trials=4)
     assert run(searcher)[-1] == Shutdown()
     fields = {"name": "optuna", "metric": "loss", "max_length": 10, "max_trials": 6}
-    (first, second) = read_section(fields).grow(searcher, ())
+    (first, second) = compute_deferred(read_section(fields).grow(searcher, ()))
     assert isinstance(first, Create)
     assert isinstance(second, Create)
     assert (first.trial_id, second.trial_id) == (5, 6)
-    assert searcher.trial_exited(5) == []
-    assert searcher.trial_exited(6) == [Shutdown()]
+    assert compute_deferred(searcher.trial_exited(5)) == []
+    assert compute_deferred(searcher.trial_exited(6)) == [Shutdown()]

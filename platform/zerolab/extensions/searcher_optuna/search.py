@@ -1,16 +1,19 @@
 """``optuna``: trials that a sampler of the library Optuna proposes.
 
 The study is in memory. A server that restarts makes it again and replays the events of the search:
-the sampler has a seed, so it proposes the same trials.
+the sampler has a seed, so it proposes the same trials. A proposal may take a second, so all uses of
+the study are deferred, in the order of the events.
 """
 
 import inspect
 import math
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from threadpoolctl import ThreadpoolController
@@ -18,12 +21,9 @@ from threadpoolctl import ThreadpoolController
 from zerolab.schema.section import PositiveInt, suggest
 from zerolab.schema.space import MAX_TRIALS, Space
 from zerolab.searcher.interface import ExitReason, Searcher
-from zerolab.searcher.operations import Operation, Stop
+from zerolab.searcher.operations import Deferred, Operation, Stop
 from zerolab.searcher.predefined import FixedTrialsSearcher
 from zerolab.searcher.section import SearcherConfig
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["OptunaConfig", "OptunaSearcher"]
 
@@ -70,6 +70,7 @@ class OptunaConfig(SearcherConfig):
     """Arguments of the pruner."""
 
     growable_fields: ClassVar[frozenset[str]] = frozenset({"max_trials"})
+    has_slow_replay: ClassVar[bool] = True
 
     def problems(self, space: Mapping[str, Any]) -> Iterator[str]:
         """Report a missing library, unknown classes and arguments that they do not accept."""
@@ -139,9 +140,10 @@ class OptunaSearcher(FixedTrialsSearcher):
         )  # fmt: skip
         self._space = space
         self._states = optuna.trial.TrialState
+        self._jobs: deque[Callable[[], list[Operation]]] = deque()  # uses of the study
         self._asked: dict[int, optuna.Trial] = {}  # trials of the study without a result
-        self._last: dict[int, float] = {}  # trial id -> last value of the metric
         self._pruned: set[int] = set()
+        self._last: dict[int, float] = {}  # trial id -> last value of the metric
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # else a line for each trial
         with _quiet():
             sampler = _make(optuna.samplers, config.sampler, {"seed": seed} | config.sampler_args)
@@ -157,18 +159,12 @@ class OptunaSearcher(FixedTrialsSearcher):
     def validation_completed(self, trial_id: int, metric: float, length: float) -> list[Operation]:
         """Record the value; ask the pruner whether the trial stops."""
         super().validation_completed(trial_id, metric, length)
-        trial = self._asked.get(trial_id)
-        if trial is None or trial_id in self._pruned:
+        if not self._is_open(trial_id):
             return []
         self._last[trial_id] = metric
         if not self._prunes or not math.isfinite(metric):
             return []
-        with _quiet():
-            trial.report(metric, int(length))
-            if not trial.should_prune() or length >= self._length > 0:
-                return []
-        self._pruned.add(trial_id)
-        return [Stop(trial_id)]
+        return [self._defer(partial(self._report, trial_id, metric, length))]
 
     def grow(self, total: int) -> list[Operation]:
         """Continue with more trials.
@@ -181,6 +177,18 @@ class OptunaSearcher(FixedTrialsSearcher):
         """
         self._total, self._is_finished = total, False
         return self._fill()
+
+    def _defer(self, job: Callable[[], list[Operation]]) -> Deferred:
+        """Defer a use of the study; each deferred operation executes the oldest one."""
+        self._jobs.append(job)
+        return Deferred(self._next_job)
+
+    def _next_job(self) -> list[Operation]:
+        return self._jobs.popleft()()
+
+    def _create(self, trial_id: int) -> Operation:
+        create = super()._create
+        return self._defer(lambda: [create(trial_id)])
 
     def _ask(self, trial_id: int, rng: Random) -> dict[str, Any]:
         del rng  # the sampler has the seed
@@ -201,19 +209,35 @@ class OptunaSearcher(FixedTrialsSearcher):
                     point.append(trial.suggest_float(name, 0.0, 1.0))
         return self._space.hparams(self._space.snap(point))
 
+    def _report(self, trial_id: int, metric: float, length: float) -> list[Operation]:
+        if trial_id in self._pruned:
+            return []
+        trial = self._asked[trial_id]
+        with _quiet():
+            trial.report(metric, int(length))
+            if not trial.should_prune() or length >= self._length > 0:
+                return []
+        self._pruned.add(trial_id)
+        return [Stop(trial_id)]
+
     def _close(self, trial_id: int, reason: str) -> list[Operation]:
-        trial = self._asked.pop(trial_id, None)
-        if trial is not None:
-            value = self._last.pop(trial_id, math.nan)
-            early = reason in {member.value for member in ExitReason}
-            with _quiet():
-                if early or not math.isfinite(value):
-                    self._study.tell(trial, state=self._states.FAIL)
-                elif trial_id in self._pruned:
-                    self._study.tell(trial, state=self._states.PRUNED)
-                else:
-                    self._study.tell(trial, value)
-        return super()._close(trial_id, reason)
+        if not self._is_open(trial_id):
+            return []
+        value = self._last.pop(trial_id, math.nan)
+        early = reason in {member.value for member in ExitReason}
+        told = self._defer(partial(self._tell, trial_id, None if early else value))
+        return [told, *super()._close(trial_id, reason)]
+
+    def _tell(self, trial_id: int, value: float | None) -> list[Operation]:
+        trial = self._asked.pop(trial_id)
+        with _quiet():
+            if value is None or not math.isfinite(value):
+                self._study.tell(trial, state=self._states.FAIL)
+            elif trial_id in self._pruned:
+                self._study.tell(trial, state=self._states.PRUNED)
+            else:
+                self._study.tell(trial, value)
+        return []
 
 
 @contextmanager

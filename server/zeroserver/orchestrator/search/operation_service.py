@@ -14,7 +14,7 @@ from sqlalchemy import Connection, select
 
 from zerolab.contract.messages import LEAVE_GRACE_S
 from zerolab.contract.outcome import is_failure
-from zerolab.searcher import Continue, Create, Operation, Reopen, Shutdown, Stop
+from zerolab.searcher import Continue, Create, Deferred, Operation, Reopen, Shutdown, Stop
 from zeroserver.orchestrator.caches import SearchCache
 from zeroserver.orchestrator.checkpoints.checkpoint_service import CheckpointService
 from zeroserver.orchestrator.lifecycle import LifecycleService, resting_state
@@ -79,10 +79,14 @@ class OperationService(Service):
         now: list[Operation] = []
         later: list[Operation] = []
         waiting = {
-            operation.trial_id for operation in backlog if not isinstance(operation, Shutdown)
+            operation.trial_id
+            for operation in backlog
+            if not isinstance(operation, Shutdown | Deferred)
         }
         for operation in operations:  # dependents of backlogged operations must follow them
-            waits = isinstance(operation, Create | Shutdown) or operation.trial_id in waiting
+            waits = (
+                isinstance(operation, Create | Shutdown | Deferred) or operation.trial_id in waiting
+            )
             (later if backlog and waits else now).append(operation)
             if isinstance(operation, Create):
                 waiting.add(operation.trial_id)
@@ -102,23 +106,39 @@ class OperationService(Service):
     def execute_backlog(self) -> bool:
         """Execute a part of the oldest backlog; return whether there was one.
 
-        Call it until it returns False, each time in a new transaction.
+        Backlogs that begin with a deferred operation are left to :meth:`execute_deferred`. Call it
+        until it returns False, each time in a new transaction.
         """
-        experiment_id = next(iter(self.cache.backlog), None)
-        if experiment_id is None:
-            return False
-        backlog = self.cache.backlog[experiment_id]
+        for experiment_id, backlog in self.cache.backlog.items():
+            if not isinstance(backlog[0], Deferred):
+                self._execute_backlog(experiment_id, backlog)
+                return True
+        return False
+
+    def next_deferred(self) -> tuple[int, Deferred] | None:
+        """Return the next deferred operation to compute, and its experiment."""
+        for experiment_id, backlog in self.cache.backlog.items():
+            if isinstance(backlog[0], Deferred):
+                return experiment_id, backlog[0]
+        return None
+
+    def execute_deferred(self, experiment_id: int, deferred: Deferred) -> None:
+        """Execute the operations of a deferred one that was computed in another thread."""
+        backlog = self.cache.backlog.get(experiment_id, ())
+        if backlog[:1] == (deferred,):  # else the experiment has ended since
+            self._execute_backlog(experiment_id, (*deferred.operations, *backlog[1:]))
+
+    def _execute_backlog(self, experiment_id: int, backlog: Sequence[Operation]) -> None:
         query = "SELECT state, searcher_done FROM experiments WHERE id = ?"
         rows = self.work.raw(query, (experiment_id,))
         ended = EXPERIMENT_ENDED | EXPERIMENT_STOPPING
         if not rows or rows[0][0] in ended or rows[0][1]:
             self._keep_backlog(experiment_id, ())
-            return True
+            return
         remaining = self.execute_some(experiment_id, backlog)
         self._keep_backlog(experiment_id, remaining)
         if not remaining:
             self.lifecycle.settle(experiment_id)
-        return True
 
     def resume_backlog(self, experiment_id: int) -> None:
         """Restore the backlog of a search after its server was killed."""
@@ -160,6 +180,9 @@ class OperationService(Service):
         created, spent = 0, 0.0
         while waiting and spent < _BUDGET_MS:
             operation = waiting.popleft()
+            if isinstance(operation, Deferred):
+                waiting.appendleft(operation)
+                break
             spent += cost_of(operation)
             if isinstance(operation, Create):
                 batch = [operation]

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, func, select
 
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import (
+    ComputedOperation,
     Create,
     ExternalSearcher,
     Operation,
@@ -23,6 +24,7 @@ from zerolab.searcher import (
     Searcher,
     Shutdown,
     Stop,
+    compute_deferred,
     make_searcher,
 )
 from zerolab.searcher.factory import read_section
@@ -128,7 +130,7 @@ class NewSearch(NamedTuple):
         searcher = make_searcher(
             config.searcher, _stored(config.to_dict()["hyperparameters"]), seed
         )
-        return cls(searcher, searcher.initial_operations())
+        return cls(searcher, compute_deferred(searcher.initial_operations()))
 
 
 class CurrentView(NamedTuple):
@@ -145,8 +147,8 @@ class Replay(NamedTuple):
     """A searcher that was rebuilt from the events of its experiment."""
 
     searcher: Searcher
-    operations: list[Sequence[Operation]]
-    """Its first operations, then those after each event."""
+    operations: Sequence[Sequence[ComputedOperation]]
+    """Its first operations, then those after each event; none is deferred."""
     problem: str | None
     """Why it does not match the experiment's stored trials; None if it does."""
     events: list[Event]
@@ -229,7 +231,7 @@ class SearchService(Service):
         now = self.work.clock()
         self.work.many(_INSERT, [(experiment_id, *event, now) for event in events])
 
-    def pending_operations(self, experiment_id: int) -> list[Operation]:
+    def pending_operations(self, experiment_id: int) -> list[ComputedOperation]:
         """Return the operations that have not been executed, in order."""
         created = self.created_trials(experiment_id)
         ends = self.ended_trials(experiment_id)
@@ -248,7 +250,7 @@ class SearchService(Service):
         result = self.work.connection.execute(query.where(columns.experiment_id == experiment_id))
         rows = {row.request_id: row for row in result}
 
-        def is_pending(at: int, operation: Operation) -> bool:
+        def is_pending(at: int, operation: ComputedOperation) -> bool:
             if isinstance(operation, Shutdown) or operation.trial_id not in created:
                 return True
             row = rows.get(operation.trial_id)
@@ -337,7 +339,7 @@ class SearchService(Service):
         self.work.undo.append(lambda: self.cache.lost.update(lost))
         return lost
 
-    def replay(self, experiment_id: int) -> list[Operation]:
+    def replay(self, experiment_id: int) -> list[ComputedOperation]:
         """Replay a search from its events; return all its operations.
 
         Raises:
@@ -490,9 +492,9 @@ def _view(searcher: Searcher) -> SearchView:
     return searcher.view() if isinstance(searcher, HasView) else SearchView()
 
 
-def _operations_in_force(replayed: "Replay") -> list[Operation]:
+def _operations_in_force(replayed: "Replay") -> list[ComputedOperation]:
     """Return all operations of a replay in order, without a Shutdown revoked by growth."""
-    operations: list[Operation] = []
+    operations: list[ComputedOperation] = []
     for event, step in zip([None, *replayed.events], replayed.operations, strict=True):
         if event is not None and event.kind == "grown":
             operations = [
@@ -541,13 +543,24 @@ def has_grown(connection: Connection, experiment_id: int) -> bool:
 def large_searches(connection: Connection) -> list[int]:
     """Return the active searches with a slow replay, oldest first."""
     columns = experiments.c
-    query = select(columns.id).where(
+    query = select(columns.id, columns.num_trials, columns.searcher_name).where(
         columns.state == ExperimentState.ACTIVE,
         columns.searcher_done == 0,
         columns.creating == 0,
-        columns.num_trials >= _LARGE,
+        columns.searcher_name != "single",
     )
-    return list(connection.scalars(query.order_by(columns.id)))
+    rows = connection.execute(query.order_by(columns.id)).all()
+    slow = _slow_searchers({row.searcher_name for row in rows if row.num_trials < _LARGE})
+    return [row.id for row in rows if row.num_trials >= _LARGE or row.searcher_name in slow]
+
+
+def _slow_searchers(names: Collection[str]) -> set[str]:
+    if not names:
+        return set()
+    from zerolab.searcher.registry import SEARCHERS  # startup does not need it
+
+    sections = {name: SEARCHERS.find(name) for name in names}
+    return {name for name, section in sections.items() if section and section.has_slow_replay}
 
 
 def _drop_replay(orchestrator: Orchestrator, experiment_id: int) -> None:
@@ -565,14 +578,15 @@ def _fold(connection: Connection, row: ExperimentRow, section: "SearcherConfig")
     ]
     sections = [*(read_section(growth.before) for growth in growths), section]
     searcher = _searcher(row, sections[0])
-    operations: list[Sequence[Operation]] = [searcher.initial_operations()]
+    operations = [compute_deferred(searcher.initial_operations())]
     stage = 0
     for event in events:
         if event.kind == "grown":
             stage += 1
-            operations.append(sections[stage].grow(searcher, growths[stage - 1].lost))
+            grown = sections[stage].grow(searcher, growths[stage - 1].lost)
+            operations.append(compute_deferred(grown))
         else:
-            operations.append(_apply(searcher, event))
+            operations.append(compute_deferred(_apply(searcher, event)))
     independent = section.has_independent_trials or isinstance(searcher, ExternalSearcher)
     # Decisions are not stored but derived from the events. Another version of the searcher may
     # decide differently, which would attribute metrics to the wrong trials. Comparing the created
