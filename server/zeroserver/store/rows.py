@@ -169,6 +169,7 @@ class ExperimentRow(Row, frozen=True, gc=False):
     ended_at: float | None
     owner_id: int
     project_id: int
+    external_id: str | None
 
 
 class TrialRow(Row, frozen=True, gc=False):

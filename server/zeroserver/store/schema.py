@@ -58,7 +58,7 @@ __all__ = [
     "users",
 ]
 
-HEAD = "0026"
+HEAD = "0027"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -195,9 +195,11 @@ experiments = Table(
     Column("ended_at", Double, nullable=True),
     Column("owner_id", BigInteger, nullable=False, server_default="1"),  # a user
     Column("project_id", BigInteger, nullable=False, server_default="1"),
+    Column("external_id", String(128), nullable=True),  # chosen by a program without an agent
     Index("ix_experiments_state", "state", "id"),
     Index("ix_experiments_place", "pool", "position"),
     Index("ix_experiments_project", "project_id", "id"),
+    Index("ix_experiments_external", "external_id"),
     sqlite_autoincrement=True,
 )
 

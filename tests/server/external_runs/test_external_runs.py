@@ -147,3 +147,10 @@ def test_run_of_an_agent_is_rejected(server: Server, action: str) -> None:
     assert "managed by the scheduler" in response.json()["error"]["message"]
     server.http.headers["Authorization"] = f"Bearer {server.token}"
     assert server.trial()["state"] == "RUNNING"
+
+
+@on_sqlite
+def test_fork_does_not_take_the_id(server: Server) -> None:
+    run = open_run(server)
+    server.post("/experiments/1/fork", {"activate": False})
+    assert open_run(server)["experiment_id"] == run["experiment_id"]

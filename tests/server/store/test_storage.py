@@ -154,13 +154,14 @@ def test_foreign_tables_are_ignored(url: str) -> None:
     database.close()
 
 
-def test_upgrade_counts_failed_trials(tmp_path: Path) -> None:
+def test_upgrade_fills_new_columns(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         server.submit(max_restarts=0)
         server.submit(activate=False)
         server.add_agent()
         server.exit(server.begin().run_id, 1)
         server.act("kill", 2)
+        server.post("/external-runs", {"id": "abc", "session": "s1"})
         path = server.services.orchestrator.home.database
     database = opened(sqlite_url(path))
     with database.writer_engine.begin() as connection:
@@ -173,6 +174,7 @@ def test_upgrade_counts_failed_trials(tmp_path: Path) -> None:
         experiments = [server.experiment(number) for number in (1, 2)]
         counts = [(row["failed_trials"], row["canceled_trials"]) for row in experiments]
         assert counts == [(1, 0), (0, 1)]
+        assert server.sql("SELECT id FROM experiments WHERE external_id = 'abc'") == [(3,)]
 
 
 @pytest.mark.parametrize(

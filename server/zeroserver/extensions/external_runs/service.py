@@ -20,7 +20,7 @@ from zeroserver.orchestrator.run_service import RunService
 from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.orchestrator.state import owner_of
 from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, ExperimentState, RunState, TrialState
-from zeroserver.store.rows import ExperimentRow, RunRow, TrialRow, read_rows
+from zeroserver.store.rows import ExperimentRow, RunRow, TrialRow, read_row, read_rows
 from zeroserver.store.schema import experiments, runs, trials
 
 __all__ = [
@@ -108,7 +108,7 @@ class ExternalRunService(Service):
         """
         experiment = self._find(key, submission.owner_id)
         if experiment is None:
-            experiment = self._create(submission)
+            experiment = self._create(submission, key)
         trial = self._trial_of(experiment.id)
         run = self._run_of(trial.id, session)
         if run is not None and run.state != RunState.EXITED and trial.run_id == run.id:
@@ -168,19 +168,17 @@ class ExternalRunService(Service):
 
     def _find(self, key: str, owner_id: int) -> ExperimentRow | None:
         columns = experiments.c
-        text = msgspec.json.encode({_MARK: key}).decode()
         query = (
             select(experiments)
-            .where(columns.owner_id == owner_id, columns.raw_config.contains(text, autoescape=True))
+            .where(columns.external_id == key, columns.owner_id == owner_id)
             .order_by(columns.id.desc())
+            .limit(1)
         )
-        for row in read_rows(self.work.connection, ExperimentRow, query):
-            if msgspec.json.decode(row.raw_config).get("data") == {_MARK: key}:
-                return row
-        return None
+        return read_row(self.work.connection, ExperimentRow, query)
 
-    def _create(self, submission: Submission) -> ExperimentRow:
+    def _create(self, submission: Submission, key: str) -> ExperimentRow:
         experiment_id = self.experiments.create(submission)  # paused, so that no agent gets it
+        self.work.save(experiments, experiment_id, external_id=key)
         experiment = self.work.find(ExperimentRow, experiment_id)
         self.lifecycle.move_experiment(experiment, ExperimentState.ACTIVE)
         self._queue(self._trial_of(experiment_id))
