@@ -138,7 +138,7 @@ def compute_deferred(operations: Iterable[Operation]) -> list[ComputedOperation]
         The operations in order, without deferred ones.
 
     Example:
-        >>> from zerolab.searcher import Deferred, Stop
+        >>> from zerolab.searcher import Deferred, Stop, compute_deferred
         >>> compute_deferred([Stop(1), Deferred(lambda: [Stop(2)])])
         [Stop(trial_id=1), Stop(trial_id=2)]
     """
