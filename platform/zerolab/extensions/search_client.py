@@ -25,7 +25,6 @@ from zerolab.errors import ConfigError, ConflictError, UnreachableError
 from zerolab.files import read_json
 from zerolab.linux import die_with_parent
 from zerolab.searcher import (
-    ComputedOperation,
     Continue,
     Create,
     Operation,
@@ -35,6 +34,7 @@ from zerolab.searcher import (
     Stop,
     compute_deferred,
 )
+from zerolab.searcher.operations import ComputedOperation
 
 __all__ = ["MakeSearcher", "main", "serve"]
 

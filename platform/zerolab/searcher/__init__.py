@@ -3,7 +3,6 @@
 from zerolab.searcher.factory import make_searcher
 from zerolab.searcher.interface import ExitReason, ExternalSearcher, Searcher
 from zerolab.searcher.operations import (
-    ComputedOperation,
     Continue,
     Create,
     Deferred,
@@ -15,7 +14,6 @@ from zerolab.searcher.operations import (
 )
 
 __all__ = [
-    "ComputedOperation",
     "Continue",
     "Create",
     "Deferred",

@@ -16,7 +16,6 @@ from sqlalchemy import Connection, func, select
 
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import (
-    ComputedOperation,
     Create,
     ExternalSearcher,
     Operation,
@@ -28,6 +27,7 @@ from zerolab.searcher import (
     make_searcher,
 )
 from zerolab.searcher.factory import read_section
+from zerolab.searcher.operations import ComputedOperation
 from zerolab.searcher.view import HasView, SearchView
 from zeroserver.orchestrator.caches import SearchCache
 from zeroserver.orchestrator.service import Service
