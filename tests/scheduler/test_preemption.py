@@ -177,7 +177,7 @@ def check(cluster: Cluster, request: Request, allocations: Sequence[Allocation])
             and any((number, slot) in usable for number, ids in run.slots.items() for slot in ids)
             for run, stops in zip(allocations, stopping, strict=True)
         )
-        assert ("other runs are being preempted" in reason) == (
+        assert ("other runs save a checkpoint and free their slots" in reason) == (
             is_stopping or bool(decision.preempt)
         )
     leaving = [

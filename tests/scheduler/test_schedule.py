@@ -114,7 +114,7 @@ def test_preempts_newest_of_lowest_priority() -> None:
     important = request(9, 2, priority=10)
     decision = schedule(cluster, [important], allocations)
     assert decision.preempt == [3]
-    assert reasons(decision)[9].endswith("other runs are being preempted")
+    assert reasons(decision)[9].endswith("other runs save a checkpoint and free their slots")
     leaving = [Allocation(r.run_id, r.job, r.slots, stopping=r.run_id == 3) for r in allocations]
     assert schedule(cluster, [important], leaving) == Decision()
     assert started(schedule(cluster, [important], allocations[:2])) == [9]

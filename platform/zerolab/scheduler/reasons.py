@@ -55,14 +55,14 @@ def no_free_slots(
         request: The trial.
         agents: Agents of its pool that accept trials.
         free: Their free slots.
-        is_preempting: Whether other runs are being preempted for it.
+        is_preempting: Whether runs with slots that it can use are ending.
     """
     usable = [agent for agent in agents if agent.agent_id not in request.excluded]
     capacities = [(agent.kind, len(free.get(agent.agent_id, ()))) for agent in usable]
     limit = _max_slots(request.job, capacities)
     needed = _describe_slots(request.job)
     reason = f"it needs {needed}, of which {limit or 'none'} {_be_form(limit)} free"
-    return reason + ("; other runs are being preempted" if is_preempting else "")
+    return reason + ("; other runs save a checkpoint and free their slots" if is_preempting else "")
 
 
 def queued_behind(request: Request, first: Request, *, fits: bool) -> str:

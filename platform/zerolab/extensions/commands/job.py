@@ -53,8 +53,8 @@ def list_jobs(
         )
         for job in jobs
     ]
-    columns = ["id", "name", "pool", "place", "prio", "state", "slots", "running", "queued"]
-    print_table([*columns, "held"], rows, shortened={"name", "pool"})
+    columns = ["id", "name", "pool", "place", "priority", "state", "slots", "running", "queued"]
+    print_table([*columns, "in use"], rows, shortened={"name", "pool"})
     for job in jobs:
         if job["waiting_reason"]:
             result(f"experiment {job['experiment_id']} waits: {job['waiting_reason']}")
