@@ -402,6 +402,7 @@ def test_test_mode_trains_one_batch(installation: Installation, tmp_path: Path) 
     trial = installation.json("trial", "list", shown["experiment"])[0]
     assert trial["steps_completed"] == 1
     assert shown["checkpoint"].split()[0] == trial["best_checkpoint"]
+    assert "(test)" in installation.quick("experiment", "list").stdout
 
 
 # Background processes of a shell ignore SIGINT, and their children inherit that: these tests, too.

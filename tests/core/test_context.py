@@ -194,7 +194,7 @@ def test_script_that_trains_beyond_until_is_warned(
     assert done.stderr.count(text) == (1 if bound else 0)
     if bound or "obeys" in arguments:
         reason = json.loads((tmp_path / "reason.json").read_text())["reason"]
-        assert (text if bound else "trained up to the searcher's bound") in reason
+        assert (text if bound else "trained up to its rung") in reason
 
 
 def test_standalone_run_prints_where_its_results_are(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def _print_experiments(experiments: Sequence[dict[str, Any]]) -> None:
     rows = [
         (
             experiment["id"],
-            experiment["name"],
+            experiment["name"] + (" (test)" if experiment.get("test_mode") else ""),
             *(experiment[key] for key in extra),
             _short_state(experiment),
             f"{100 * (experiment['progress'] or 0):.0f} %",

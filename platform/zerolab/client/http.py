@@ -2057,10 +2057,10 @@ class Client(Transport):
         self._send_typed(f"/agents/{agent_id}/leave", AgentLeave(done))
 
     def download_archive(self, path: str) -> bytes:
-        r"""Download a work item's archive by its path on the server.
+        r"""Download the files of an experiment by their path on the server.
 
         Args:
-            path: ``archive`` of a work item.
+            path: ``/api/v1/experiments/ID/archive``.
 
         Returns:
             The model directory as tar.gz.

@@ -54,7 +54,7 @@ DELIBERATE_EXITS = frozenset(
 CHECKPOINTED_EXITS = frozenset({EXIT_PREEMPTED, EXIT_REACHED})
 """Exit codes of runs that have saved a checkpoint: every rank ends by itself."""
 
-REACHED_BOUND = "trained up to the searcher's bound"
+REACHED_BOUND = "trained up to its rung"
 """Reason of a run that paused at its searcher's bound."""
 
 BEYOND_BOUND = "the script trains beyond"

@@ -41,9 +41,12 @@ def cannot_fit(request: Request, agents: Sequence[AgentSlots]) -> str:
     limit = _max_slots(job, capacities)
     reason = (
         f"it needs {_describe_slots(job)}, and there are at most {limit or 'none'}"
-        f"{_unusable_slots(allowed)} so far: it starts when an agent with that many connects"
+        f"{_unusable_slots(allowed)} so far: it starts when agents with enough slots connect"
     )
-    return reason + (f"; or set {job.slots_key} to {limit} or less" if limit else "")
+    remedy = f"; or set {job.slots_key} to {limit} or less" if limit else ""
+    if job.single_agent and limit and job.slots_key.startswith("resources."):
+        remedy += ", or resources.max_nodes to the number of machines"
+    return reason + remedy
 
 
 def no_free_slots(

@@ -22,7 +22,7 @@ class RandomConfig(SearcherConfig):
     """``max_trials`` random samples of the space."""
 
     max_trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)]
-    """Number of trials."""
+    """Number of trials, without those that are replaced because of ``InvalidHP``."""
 
     growable_fields: ClassVar[frozenset[str]] = frozenset({"max_length", "max_trials"})
     has_independent_trials: ClassVar[bool] = True

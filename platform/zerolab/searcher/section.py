@@ -74,7 +74,7 @@ class SearcherConfig(Section):
     unless the entrypoint is a command."""
 
     max_concurrent_trials: Annotated[NonNegativeInt, Field(le=_MAX_INITIAL_TRIALS)] = 16
-    """Maximum number of trials that exist at a time; 0 means all."""
+    """Maximum number of trials that train at a time; 0 means all."""
 
     source_trial_id: PositiveInt | None = None
     """Warm start: every trial begins with the weights of this trial's newest checkpoint. The trial

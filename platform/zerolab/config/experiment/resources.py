@@ -90,7 +90,7 @@ class ResourcesConfig(Section):
     hosts: dict[str, list[NonNegativeInt]] | None = None
     """Machines to their slots; read from the hostfile."""
 
-    is_single_node: bool | None = hint(None, "use max_nodes: 1 is one machine")
+    is_single_node: bool | None = hint(None, "set max_nodes: 1")
     """All slots of a trial on one machine."""
 
 

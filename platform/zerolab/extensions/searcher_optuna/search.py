@@ -55,7 +55,7 @@ class OptunaConfig(SearcherConfig):
     ``optuna``."""
 
     max_trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)]
-    """Number of trials."""
+    """Number of trials, without those that are replaced because of ``InvalidHP``."""
 
     sampler: str = "TPESampler"
     """Name of a class of ``optuna.samplers``."""

@@ -22,7 +22,7 @@ class TpeAshaConfig(SearcherConfig):
     searcher."""
 
     max_trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)]
-    """Number of trials."""
+    """Number of trials, without those that are replaced because of ``InvalidHP``."""
 
     premise: ClassVar[str | None] = (
         "The table shows a typical search, in which later trials are better than earlier ones. "

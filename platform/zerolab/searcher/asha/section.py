@@ -32,7 +32,7 @@ class HalvingConfig(SearcherConfig):
     """ASHA: trials are compared at rungs, and the best are promoted."""
 
     max_trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)]
-    """Number of trials."""
+    """Number of trials, without those that are replaced because of ``InvalidHP``."""
 
     max_time: Annotated[PositiveInt, Field(le=LONGEST)] | None = None
     """Maximum length of each trial, in the unit of ``time_metric``; replaces ``max_length``."""
