@@ -437,7 +437,7 @@ def test_wrap_model_engine_rejects_other_objects(tmp_path: Path) -> None:
     controller, session = build(make_spec(tmp_path))
     context = controller._context
     session.close(None)
-    with pytest.raises(TrialError, match=r"got tuple without .*initialize returns"):
+    with pytest.raises(TrialError, match=r"got the tuple that zerotrial\.initialize"):
         context.wrap_model_engine((context.models[0], None, None, None))
     with pytest.raises(TrialError, match="wrapped already"):
         context.wrap_model_engine(context.models[0])
