@@ -595,7 +595,7 @@ def test_status_agent_job_token_open(installation: Installation) -> None:
     assert [len(item["slots"]) for item in installation.json("agent", "list")] == [2]
     assert "cpu" in installation.quick("agent", "list").stdout
     assert isinstance(installation.json("job", "list"), list)
-    assert "held" in installation.quick("job", "list").stdout
+    assert "in use" in installation.quick("job", "list").stdout
     assert installation.quick("open", "--no-browser").stdout.startswith(url)
     assert installation.quick("version").stdout.strip()
 
