@@ -1,5 +1,6 @@
 """Sign-in with a real OpenID Connect provider, node's ``oidc-provider``."""
 
+import asyncio
 import json
 import re
 import shutil
@@ -192,8 +193,9 @@ def test_callback_is_valid_once_and_in_one_browser(farm: Farm) -> None:
     assert "response is not valid (invalid_grant)" in invalid.text
     again = httpx.get(callback, params={"state": state, "code": "x"}, cookies=cookies)
     assert "was not begun here" in again.text
-    denied = httpx.get(callback, params={"state": state, "error": "<b>no"}, cookies=cookies)
+    denied = httpx.get(callback, params={"state": state, "error": "<b>n\no"}, cookies=cookies)
     assert "refused the sign-in: &lt;b&gt;no" in denied.text
+    assert "refused the sign-in: <b>no\n" in farm.server.log.read_text()
 
 
 def test_new_users_and_verified_addresses(farm: Farm) -> None:
@@ -243,6 +245,24 @@ def test_settings_report_all_problems(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the mistake is in line 2") as caught:
         read_oidc_settings(file)
     assert SECRET not in str(caught.value)
+
+
+def test_oldest_sign_in_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may begin sign-ins, which must not prevent others from signing in."""
+    from zeroserver.extensions.oidc import provider as module
+
+    monkeypatch.setattr(module, "_MAX_PENDING", 2)
+    settings = OidcSettings(issuer="https://id.example.org", client_id="zerolab", client_secret="s")
+    provider = module.OidcProvider(settings)
+    provider._metadata = {"authorization_endpoint": "https://id.example.org/auth"}
+    provider._read_at = time.monotonic()
+    first, second, third = (
+        asyncio.run(provider.begin("https://zerolab.example.org/login/oidc/callback"))[1]
+        for _ in range(3)
+    )
+    assert list(provider._pending) == [second, third]
+    with pytest.raises(ForbiddenError, match="was not begun here"):
+        asyncio.run(provider.finish(first, "code"))
 
 
 def test_forged_tokens_are_refused() -> None:

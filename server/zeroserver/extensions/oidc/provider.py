@@ -16,13 +16,13 @@ from joserfc.jwk import KeySet
 
 from zerolab.errors import ForbiddenError
 from zeroserver.errors import BusyError
-from zeroserver.extensions.oidc.settings import OidcSettings
+from zeroserver.extensions.oidc.settings import SIGN_IN_S, OidcSettings
 
-__all__ = ["PENDING_S", "Identity", "OidcProvider", "PendingSignIn"]
+__all__ = ["Identity", "OidcProvider", "PendingSignIn"]
 
-PENDING_S = 600.0
-"""Time in which a user must sign in at the provider, in seconds."""
-_MAX_PENDING = 1000
+_MAX_PENDING = 10_000
+"""Maximum number of sign-ins that have begun; the oldest one is dropped, since anybody may begin
+one, and nobody must prevent others from signing in."""
 _METADATA_S = 3600.0
 _TIMEOUT_S = 10.0
 _LEEWAY_S = 60
@@ -71,16 +71,16 @@ class OidcProvider:
             URL of the provider's page, and the state for the browser's cookie.
 
         Raises:
-            BusyError: If the provider does not respond, or too many sign-ins have begun.
+            BusyError: If the provider does not respond.
         """
         metadata = await self._discover()
         now = time.monotonic()
         self._pending = {k: one for k, one in self._pending.items() if one.expires_at > now}
         if len(self._pending) >= _MAX_PENDING:
-            raise BusyError("too many sign-ins at once; try again")
+            del self._pending[next(iter(self._pending))]
         state, nonce = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         verifier = secrets.token_urlsafe(48)
-        self._pending[state] = PendingSignIn(nonce, verifier, callback, now + PENDING_S)
+        self._pending[state] = PendingSignIn(nonce, verifier, callback, now + SIGN_IN_S)
         challenge = hashlib.sha256(verifier.encode()).digest()
         query = {
             "response_type": "code",
@@ -115,14 +115,19 @@ class OidcProvider:
                     self._read_at = float("-inf")
                     await self._discover()
                     claims = self._check(token["id_token"], pending.nonce)
-                if self.settings.user_claim not in claims:
+                if not claims.keys() >= set(self._needed_claims):
                     claims = {**await self._user_info(client, token, claims["sub"]), **claims}
         except httpx.HTTPError as error:
             raise BusyError(f"the provider {self.settings.issuer} does not respond") from error
-        except (JoseError, ValueError, KeyError, TypeError) as error:
+        except (JoseError, ValueError, KeyError, TypeError, AttributeError) as error:
             msg = f"the provider's response is not valid ({_reason(error)}); sign in again"
             raise ForbiddenError(msg) from error
         return self._identity(claims)
+
+    @property
+    def _needed_claims(self) -> tuple[str, ...]:
+        name = self.settings.user_claim
+        return (name, "email_verified") if name == "email" else (name,)
 
     async def _redeem(
         self, client: httpx.AsyncClient, pending: PendingSignIn, code: str
@@ -209,7 +214,14 @@ class OidcProvider:
                 _check_scheme(metadata.get("userinfo_endpoint", issuer), issuer)
                 keys = (await client.get(metadata["jwks_uri"])).raise_for_status().json()
             key_set = KeySet.import_key_set(keys)
-        except (httpx.HTTPError, JoseError, ValueError, KeyError, TypeError) as error:
+        except (
+            httpx.HTTPError,
+            JoseError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+        ) as error:
             msg = f"the provider {issuer} cannot be used: {str(error) or type(error).__name__}"
             raise BusyError(msg) from error
         self._metadata, self._keys, self._read_at = metadata, key_set, time.monotonic()

@@ -17,6 +17,7 @@ from zeroserver.api.cluster.server import set_session
 from zeroserver.api.strict_route import resource_router
 from zeroserver.errors import error_response
 from zeroserver.extensions.oidc.service import OidcUsers
+from zeroserver.extensions.oidc.settings import SIGN_IN_S
 from zeroserver.services import Services, ServicesDep
 
 if TYPE_CHECKING:  # imports joserfc
@@ -38,7 +39,6 @@ ACCESS.update(
 
 _PATH = "/login/oidc"
 _COOKIE = "zerolab-oidc"
-_MAX_AGE_S = 600
 
 _OPEN_PAGE = (
     '<!doctype html><title>Zerolab</title><meta http-equiv="refresh" content="0;url=/">'
@@ -102,7 +102,7 @@ async def begin_sign_in(services: ServicesDep, request: Request, https: HttpsDep
     response = RedirectResponse(url, status_code=303)
     # Lax, since the provider's page sends the browser back.
     response.set_cookie(
-        _COOKIE, state, max_age=_MAX_AGE_S, secure=https, httponly=True, samesite="lax", path=_PATH
+        _COOKIE, state, max_age=SIGN_IN_S, secure=https, httponly=True, samesite="lax", path=_PATH
     )
     return response
 
@@ -154,9 +154,10 @@ router.add_api_route(
 
 def _problem(error: ZerolabError) -> Response:
     """Return the page of a failed sign-in."""
-    logger.warning("sign-in with the provider: %s", error)
-    text = html.escape(str(error))
+    # Parts of the message come from outside: a line break would forge a line of the log.
+    text = "".join(character for character in str(error) if character.isprintable())
+    logger.warning("sign-in with the provider: %s", text)
     return HTMLResponse(
-        f'<!doctype html><title>Zerolab</title><p>{text}<p><a href="/">Back</a>',
+        f'<!doctype html><title>Zerolab</title><p>{html.escape(text)}<p><a href="/">Back</a>',
         status_code=error_response(error).status_code,
     )

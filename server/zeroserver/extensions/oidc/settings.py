@@ -13,7 +13,10 @@ from zerolab.config.files import read_yaml
 from zerolab.errors import ConfigError
 from zeroserver.access.routes import Role
 
-__all__ = ["OidcSettings", "read_oidc_settings"]
+__all__ = ["SIGN_IN_S", "OidcSettings", "read_oidc_settings"]
+
+SIGN_IN_S = 600
+"""Time in which a user must sign in at the provider, in seconds."""
 
 _MAX_BYTES = 64 * 1024
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
