@@ -12,7 +12,8 @@ import pytest
 
 from zerolab.client import Client
 from zerolab.client.objects import Experiment, MetricsTable, ObjectList, Trial
-from zerolab.client.objects.metrics_table import MetricSeries
+from zerolab.client.objects.metrics_table import MetricSeries, read_series
+from zerolab.contract.messages import LENGTH_BYTES, MetricsColumns
 from zerolab.errors import ConfigError, ConflictError, NotFoundError, WaitTimeoutError
 
 OFFLINE: Any = None
@@ -106,6 +107,21 @@ def test_metrics_table_columns() -> None:
     assert {name: len(values) for name, values in empty.columns().items()} == dict.fromkeys(
         columns, 0
     )
+
+
+def test_truncated_export_is_an_error() -> None:
+    content = b""
+    for part in SERIES:
+        arrays = (part.steps.tobytes(), part.values.tobytes(), part.times.tobytes())
+        frame = msgspec.msgpack.encode(
+            MetricsColumns(part.trial_id, part.group, part.name, *arrays)
+        )
+        content += len(frame).to_bytes(LENGTH_BYTES, "little") + frame
+    pieces = [content[at : at + 3] for at in range(0, len(content), 3)]
+    assert str(list(read_series(pieces))) == str(SERIES)  # NaN differs from itself
+    for length in (2, len(content) - 1):
+        with pytest.raises(ConfigError, match="the export ended early"):
+            list(read_series([content[:length]]))
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])

@@ -19,6 +19,7 @@ __all__ = [
     "JSON",
     "KILL_GRACE_S",
     "LEAVE_GRACE_S",
+    "LENGTH_BYTES",
     "MSGPACK",
     "AgentLeave",
     "AgentRegistration",
@@ -31,6 +32,7 @@ __all__ = [
     "Extension",
     "LogBatch",
     "LogEntry",
+    "MetricsColumns",
     "MetricsRecord",
     "ProgressRecord",
     "Record",
@@ -52,6 +54,27 @@ KILL_GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL of a run that is killed."""
 LEAVE_GRACE_S = 30.0
 """Seconds between SIGTERM and SIGKILL of a preempted run that does not poll for directives."""
+
+
+LENGTH_BYTES = 4
+"""Size of the length before each :class:`MetricsColumns` of an export, little-endian."""
+
+
+class MetricsColumns(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Points of one metric of a trial in an export; the arrays have little-endian numbers."""
+
+    trial_id: int
+    group: str | None
+    name: str | None
+    """Metric of the points; None if the trial cannot be read."""
+    steps: bytes
+    """Integers of 8 bytes."""
+    values: bytes
+    """Floats of 8 bytes; NaN for missing values."""
+    times: bytes
+    """Floats of 8 bytes: seconds since 1970."""
+    problem: str | None = None
+    """Why points are missing, if the server cannot read them."""
 
 
 class MetricsRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="metrics"):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from zerolab.client.libraries import library
+from zerolab.contract.messages import LENGTH_BYTES, MetricsColumns
 from zerolab.errors import ConfigError
 from zerolab.formatting import html_table
 
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["MetricSeries", "MetricsTable", "read_series"]
-
-_LENGTH_BYTES = 4
-"""Size of a frame's length."""
 
 
 class MetricSeries(msgspec.Struct, frozen=True):
@@ -35,18 +33,6 @@ class MetricSeries(msgspec.Struct, frozen=True):
     """Why points are missing, if the server cannot read them."""
 
 
-class _Frame(msgspec.Struct):
-    """Message of the format of columns; the arrays are 8-byte numbers."""
-
-    trial_id: int
-    group: str | None
-    name: str | None
-    steps: bytes
-    values: bytes
-    times: bytes
-    problem: str | None = None
-
-
 def read_series(pieces: Iterable[bytes]) -> Iterator[MetricSeries]:
     """Read the server's format of columns.
 
@@ -55,14 +41,17 @@ def read_series(pieces: Iterable[bytes]) -> Iterator[MetricSeries]:
 
     Yields:
         Points of one metric each.
+
+    Raises:
+        ConfigError: If the content ends within the points of a metric.
     """
-    decode = msgspec.msgpack.Decoder(_Frame).decode
+    decode = msgspec.msgpack.Decoder(MetricsColumns).decode
     rest = bytearray()
     for piece in pieces:
         rest += piece
         start = 0
-        while len(rest) - start >= _LENGTH_BYTES:
-            first = start + _LENGTH_BYTES
+        while len(rest) - start >= LENGTH_BYTES:
+            first = start + LENGTH_BYTES
             end = first + int.from_bytes(rest[start:first], "little")
             if end > len(rest):
                 break
@@ -73,6 +62,8 @@ def read_series(pieces: Iterable[bytes]) -> Iterator[MetricSeries]:
             )  # fmt: skip
             start = end
         del rest[:start]
+    if rest:
+        raise ConfigError("metrics", ["the export ended early; run the command again"])
 
 
 class MetricsTable:

@@ -225,8 +225,8 @@ class OptunaSearcher(FixedTrialsSearcher):
             return []
         value = self._last.pop(trial_id, math.nan)
         early = reason in {member.value for member in ExitReason}
-        told = self._defer(partial(self._tell, trial_id, None if early else value))
-        return [told, *super()._close(trial_id, reason)]
+        result = self._defer(partial(self._tell, trial_id, None if early else value))
+        return [result, *super()._close(trial_id, reason)]
 
     def _tell(self, trial_id: int, value: float | None) -> list[Operation]:
         trial = self._asked.pop(trial_id)

@@ -16,6 +16,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from zerolab.contract.flatten import safe_cell
+from zerolab.contract.messages import LENGTH_BYTES, MetricsColumns
 from zeroserver.access.routes import ACCESS, VIEWER
 from zeroserver.api.common import IdPath, Whole
 from zeroserver.api.queries import metric_names
@@ -106,34 +107,22 @@ def _ndjson(database: Database, selection: _Selection) -> Iterator[bytes]:
         yield encode(lines)
 
 
-class _Columns(msgspec.Struct, omit_defaults=True):
-    """Frame of the columns format: points of one series as arrays of 8-byte numbers."""
-
-    trial_id: int
-    group: str | None
-    name: str | None
-    steps: bytes
-    values: bytes
-    times: bytes
-    problem: str | None = None
-
-
 def _columns(database: Database, selection: _Selection) -> Iterator[bytes]:
     """Yield frames of the columns format, which is much faster to write and read than text.
 
-    A frame is its length in 4 bytes, and a message of MessagePack; all numbers are little-endian.
+    A frame is its length, and :class:`MetricsColumns` in MessagePack.
     """
     encode = msgspec.msgpack.Encoder().encode
     for page in _pages(database, selection):
         frames = []
         for part in page:
             steps, values, times = zip(*part.rows, strict=True) if part.rows else ((), (), ())
-            columns = _Columns(
+            columns = MetricsColumns(
                 part.trial_id, part.group, part.name,
                 array("q", steps).tobytes(), _numbers(values), _numbers(times), part.problem,
             )  # fmt: skip
             frame = encode(columns)
-            frames += [len(frame).to_bytes(4, "little"), frame]
+            frames += [len(frame).to_bytes(LENGTH_BYTES, "little"), frame]
         yield b"".join(frames)
 
 
