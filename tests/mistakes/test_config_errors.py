@@ -1,11 +1,13 @@
 """Messages for errors in files: position, value and remedy."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from zerolab.cli.submit import read_submission
 from zerolab.config import check_file
+from zerolab.config.experiment.experiment_config import parse_experiment
 from zerolab.config.experiment.model_files import FolderFiles
 from zerolab.config.files import experiment_file, parse_yaml, read_yaml
 from zerolab.contract.spec import Command
@@ -212,3 +214,32 @@ def test_set_overrides_experiment_file(tmp_path: Path) -> None:
         read_submission(file, None, None, ["max_restart=5"])
     with pytest.raises(ConfigError, match="--set: must be KEY=VALUE"):
         read_submission(file, None, None, ["max_restarts"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"max_lenght": 5}, "searcher.max_lenght: unknown key; did you mean 'max_length'?"),
+        (
+            {"metrik": "loss", "max_length": 5},
+            "searcher.metrik: unknown key; did you mean 'metric'?",
+        ),
+        (
+            {"name": "random", "metric": "loss", "max_length": 5, "max_trails": 3},
+            "searcher.max_trails: unknown key; did you mean 'max_trials'?",
+        ),
+    ],
+)
+def test_misspelt_key_is_one_problem(changes: dict[str, Any], problem: str) -> None:
+    content = {
+        "entrypoint": "model_def:Trial",
+        "hyperparameters": {"deepspeed_config": "ds_config.json"},
+        "searcher": {"name": "single"} | changes,
+    }
+    assert parse_experiment(content).problems == [problem]
+
+
+def test_missing_keys_of_other_blocks_are_reported() -> None:
+    content = {"entrypoint": "model_def:Trial", "max_lenght": 3, "searcher": {"name": "single"}}
+    required, *_ = [line for line in parse_experiment(content).problems if "is required" in line]
+    assert required.startswith("searcher.max_length: is required for a trial class")

@@ -1,5 +1,6 @@
 """The experiment file: Determined's field names, types and defaults, checked as a whole."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -272,11 +273,21 @@ def parse_experiment(content: Mapping[str, Any]) -> ExperimentFile:
     if config is not None:
         wrong_keys = {problem.partition(": ")[0] for problem in problems}
         problems += [line for line in _checks(config) if not _is_repeated(line, wrong_keys)]
-        return ExperimentFile(config, problems, bad)
+        return ExperimentFile(config, _without_misspelt(problems), bad)
     space = content.get("hyperparameters")
     if isinstance(space, Mapping):
         problems += space_problems(space)
-    return ExperimentFile(None, problems, bad)
+    return ExperimentFile(None, _without_misspelt(problems), bad)
+
+
+_MISSPELT = re.compile(r"(.*?)[^.]+: unknown key; did you mean '(.+)'\?")
+
+
+def _without_misspelt(problems: Sequence[str]) -> list[str]:
+    """Drop problems of missing keys that are there, but misspelt."""
+    matches = filter(None, map(_MISSPELT.fullmatch, problems))
+    misspelt = tuple(f"{match[1]}{match[2]}: is required" for match in matches)
+    return [problem for problem in problems if not problem.startswith(misspelt)]
 
 
 _NO_SEARCHER = "searcher: is required, got nothing"
