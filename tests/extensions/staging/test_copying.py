@@ -299,7 +299,7 @@ def test_all_problems_of_the_block_are_reported() -> None:
         "'train'; give a value of your own another name"
     ]
     assert [line.split(": ")[0] for line in problems({"form": "/a", "to": "b", "once_per": 1})] == [
-        "data.stage.form", "data.stage.from", "data.stage.once_per", "data.stage.to",
+        "data.stage.form", "data.stage.once_per", "data.stage.to",
     ]  # fmt: skip
     assert "'from'" in problems({"form": "/a", "to": "/b"})[0]
     assert "outside of data.stage.from" in problems({"from": "/a", "to": "/a/b"})[0]
