@@ -16,6 +16,7 @@ SHORT = [
     ["server", "--quick"],
     ["scheduler"],
     ["search", "run", "--seeds", "2", "--horizon", "5", "--methods", "random", "tpe_asha"],
+    ["training.checkpoint", "--gigabytes", "0.5", "--rounds", "3"],
     ["training.offload", "--size", "1m"],
     ["training.autotune", "--memory", "0", "--batch", "16", "--steps", "10"],
     ["pipeline", "--micro-batches", "8"],

@@ -15,7 +15,6 @@ import secrets
 import shutil
 import socket
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +60,10 @@ _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
 
 
 _AT_FDCWD = -100
+
+
+_SLICE_BYTES = 2**22
+"""Bytes that are hashed and then written, while the processor's cache has them."""
 
 
 class CheckpointError(EngineError):
@@ -179,23 +182,27 @@ def check_tag(tag: str) -> str:
     return tag
 
 
-def write_file(path: Path, content: bytes) -> FileRecord:
-    """Write and fsync one new file.
+def write_file(path: Path, *parts: bytes | memoryview) -> FileRecord:
+    """Write and fsync one new file that consists of parts, and hash it on the way.
 
     Raises:
         CheckpointError: If it cannot be written, e.g. because the disk is full.
     """
-    with ThreadPoolExecutor(1) as pool:
-        digest = pool.submit(hashlib.blake2b, content, digest_size=16)
-        try:
-            with path.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            msg = f"{path}: could not write {len(content):,} bytes: {error.strerror or error}"
-            raise CheckpointError(msg) from error
-        return FileRecord(len(content), digest.result().hexdigest())
+    digest = hashlib.blake2b(digest_size=16)
+    size = sum(len(part) for part in parts)
+    try:
+        with path.open("xb", buffering=0) as file:
+            for part in parts:
+                for start in range(0, len(part), _SLICE_BYTES):
+                    piece = memoryview(part)[start : start + _SLICE_BYTES]
+                    digest.update(piece)
+                    while piece:
+                        piece = piece[file.write(piece) :]
+            os.fsync(file.fileno())
+    except OSError as error:
+        msg = f"{path}: could not write {size:,} bytes: {error.strerror or error}"
+        raise CheckpointError(msg) from error
+    return FileRecord(size, digest.hexdigest())
 
 
 def hash_file(path: Path) -> FileRecord:

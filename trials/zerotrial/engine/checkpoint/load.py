@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,9 @@ def find(directory: Path, tag: str | None) -> Path:
 
 _MAX_PROBLEMS, _MAX_NAMES = 8, 8
 """Limits of one message: with a wrong model every tensor may be a problem."""
+
+_HASHERS = 2
+"""Number of files that a rank hashes at the same time."""
 
 _IMPLEMENTATION_OPTIONS = frozenset({"fused", "foreach", "capturable", "differentiable"})
 """Optimizer options that affect the implementation, not the result."""
@@ -200,6 +204,7 @@ class Loader:
 
     def _verify(self, manifest: Manifest) -> None:
         """Compare sizes and hashes with the manifest; the ranks divide the files."""
+        own = []
         for index, (name, expected) in enumerate(sorted(manifest.files.items())):
             file = self._path / name
             if not file.is_file():
@@ -208,10 +213,14 @@ class Loader:
             if (size := file.stat().st_size) != expected.size:
                 msg = f"{file}: damaged (must have {expected.size:,} bytes, got {size:,})"
                 raise CheckpointError(msg)
-            is_own_share = index % self._ranks.size == self._ranks.rank
-            if is_own_share and hash_file(file) != expected:
-                msg = f"{file}: damaged (its hash is not the one in the manifest)"
-                raise CheckpointError(msg)
+            if index % self._ranks.size == self._ranks.rank:
+                own.append((file, expected))
+        with ThreadPoolExecutor(_HASHERS) as pool:
+            found = pool.map(hash_file, [file for file, _ in own])
+            for (file, expected), record in zip(own, found, strict=True):
+                if record != expected:
+                    msg = f"{file}: damaged (its hash is not the one in the manifest)"
+                    raise CheckpointError(msg)
 
     def _rank_state(self, manifest: Manifest) -> dict[str, Any]:
         """Return this rank's random state and buffers; additional ranks have none."""
