@@ -174,7 +174,7 @@ def _write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
         path,
         struct.pack("<Q", len(header)),
         header,
-        *(memoryview(content.numpy()) for content in contents),
+        *(content.numpy().data for content in contents),
     )
 
 
