@@ -22,8 +22,6 @@ __all__ = ["image_items"]
 _COLOR_TYPES = {1: 0, 3: 2, 4: 6}
 """Channels to the color type of PNG."""
 _MAX_PIXELS = 64_000_000
-_LEVEL = 1
-"""zlib's level: 5 times as fast as its default, for files that are 10 % larger."""
 _MAGIC = {
     b"\x89PNG\r\n\x1a\n": ".png",
     b"\xff\xd8\xff": ".jpg",
@@ -133,8 +131,13 @@ def _pixels(image: Any) -> NDArray[np.uint8]:
     if array.dtype.kind == "b":
         array = array * 255
     elif array.dtype.kind == "f":
-        array = np.rint(np.nan_to_num(array.astype(np.float32), nan=0.0) * 255.0)
-    pixels: NDArray[np.uint8] = np.clip(array, 0, 255).astype(np.uint8, copy=False)
+        array = np.fmax(array.astype(np.float32), 0.0)  # NaN becomes 0
+        np.minimum(array, 1.0, out=array)
+        np.multiply(array, 255.0, out=array)
+        np.rint(array, out=array)
+    elif array.dtype != np.uint8:
+        array = np.clip(array, 0, 255)
+    pixels: NDArray[np.uint8] = array.astype(np.uint8, copy=False)
     return pixels
 
 
@@ -147,7 +150,9 @@ def _png(pixels: NDArray[np.uint8]) -> bytes:
     rows[:, 1 : 1 + channels] = flat[:, :channels]
     np.subtract(flat[:, channels:], flat[:, :-channels], out=rows[:, 1 + channels :])
     header = struct.pack(">IIBBBBB", width, height, 8, _COLOR_TYPES[channels], 0, 0, 0)
-    data = zlib.compress(rows.tobytes(), _LEVEL)
+    # zlib's strategy for PNG: twice as fast for photographs as a search for longer matches.
+    compressor = zlib.compressobj(1, strategy=zlib.Z_RLE)
+    data = compressor.compress(rows.data) + compressor.flush()
     chunks = _chunk(b"IHDR", header) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + chunks
 
