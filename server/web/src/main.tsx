@@ -1,14 +1,15 @@
 /** The page: a header, and the view that the address names. */
 
 import { render } from "preact";
+import { useEffect } from "preact/hooks";
 
 import icon from "./icon.svg";
 import "./style.css";
-import { Caller } from "./views/users/access";
+import { Caller, useCaller } from "./views/users/access";
 import { get, post } from "./api";
 import { Choices, type Route, useRoute } from "./route";
 import { choose, follow, THEMES, useTheme } from "./theme";
-import { Select } from "./parts";
+import { Lazy, Select } from "./parts";
 import { useLoaded } from "./live";
 import type { Info } from "./resources";
 import { Cluster } from "./views/cluster";
@@ -17,7 +18,6 @@ import { Experiment } from "./views/experiment";
 import { Experiments } from "./views/experiments";
 import { Model, Models } from "./views/registry/models";
 import { Trial } from "./views/trial";
-import { useCaller, Users } from "./views/users/users";
 
 /** Nothing of an experiment stays; one who is not signed in gets an error from the next request. */
 function signOut(): void {
@@ -25,16 +25,21 @@ function signOut(): void {
   post("/logout").then(load, load);
 }
 
-/** Version of the server, whose documentation the link opens. */
-function Version() {
-  const info = useLoaded("version", () => get<Info>("/info"));
-  return info.value && <small class="muted wide-only">{info.value.version}</small>;
-}
+const projects = () => import("./views/users/projects").then((module) => module.Projects);
+const users = () => import("./views/users/users").then((module) => module.Users);
 
 function Page() {
   const route = useRoute();
   const theme = useTheme();
   const caller = useCaller();
+  const info = useLoaded("info", () => get<Info>("/info"), String(route.page === "home"));
+  const several = (info.value?.projects ?? 1) > 1;
+  const home = route.page === "home";
+  const opensProjects = home && several && route.choices.size === 0;
+  useEffect(() => {
+    if (opensProjects) window.location.replace("#/projects");
+  }, [opensProjects]);
+  const loading = opensProjects || (home && info.value === null && info.error === null);
   return (
     <Choices.Provider value={route.choices}>
       <header class="bar">
@@ -42,7 +47,12 @@ function Page() {
           <img src={icon} alt="" width="20" height="20" /> Zerolab
         </a>
         <nav>
-          <a href="#/" aria-current={route.page === "list" ? "page" : undefined}>
+          {several && (
+            <a href="#/projects" aria-current={route.page === "projects" ? "page" : undefined}>
+              Projects
+            </a>
+          )}
+          <a href={several ? "#/experiments" : "#/"} aria-current={home || route.page === "list" ? "page" : undefined}>
             Experiments
           </a>
           <a href="#/cluster" aria-current={route.page === "cluster" ? "page" : undefined}>
@@ -57,7 +67,7 @@ function Page() {
             </a>
           )}
           <a href="/docs/">
-            Docs <Version />
+            Docs {info.value && <small class="muted wide-only">{info.value.version}</small>}
           </a>
         </nav>
         <span class="end">
@@ -74,18 +84,19 @@ function Page() {
       </header>
       <main>
         <Caller.Provider value={caller}>
-          <View route={route} />
+          {loading ? <p class="muted">Loading…</p> : <View route={route} several={several} />}
         </Caller.Provider>
       </main>
     </Choices.Provider>
   );
 }
 
-function View({ route }: { route: Route }) {
-  if (route.page === "list") return <Experiments />;
+function View({ route, several }: { route: Route; several: boolean }) {
+  if (route.page === "home" || route.page === "list") return <Experiments several={several} />;
+  if (route.page === "projects") return <Lazy key="projects" load={projects} with={{}} />;
   if (route.page === "cluster") return <Cluster />;
   if (route.page === "models") return <Models />;
-  if (route.page === "users") return <Users />;
+  if (route.page === "users") return <Lazy key="users" load={users} with={{}} />;
   if (route.page === "model") return <Model key={route.name} name={route.name} />;
   if (route.page === "trial") return <Trial key={route.id} id={route.id} tab={route.tab} />;
   if (route.page === "compare") return <Compare ids={route.ids} />;

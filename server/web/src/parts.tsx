@@ -1,6 +1,6 @@
 /** Small pieces that several views show. */
 
-import type { ComponentChildren } from "preact";
+import type { ComponentChildren, FunctionComponent } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 import { signIn, signInMethods } from "./api";
@@ -242,4 +242,27 @@ export function Raw({ path }: { path: string }) {
       REST
     </a>
   );
+}
+
+interface LazyProps<P> {
+  load: () => Promise<FunctionComponent<P>>;
+  /** Properties of the view. */
+  with: P;
+  /** Whether nothing is shown while it is loaded. */
+  quiet?: boolean;
+}
+
+/** A view that is loaded when it is first shown: most visits to the page need none of them. */
+export function Lazy<P extends object>({ load, with: properties, quiet = false }: LazyProps<P>) {
+  const [View, setView] = useState<FunctionComponent<P> | null>(null);
+  const [problem, setProblem] = useState("");
+  useEffect(() => {
+    load().then(
+      (loaded) => setView(() => loaded),
+      () => setProblem("The view could not be loaded; reload the page."),
+    );
+  }, []);
+  if (View !== null) return <View {...properties} />;
+  if (problem) return <Problem text={problem} />;
+  return quiet ? null : <p class="muted">Loading…</p>;
 }

@@ -389,6 +389,8 @@ export interface Info {
   database: "postgresql" | "sqlite";
   started_at: string;
   cluster: Cluster;
+  /** Number of projects that the caller sees. */
+  projects: number;
 }
 
 /** Experiment in the queue. */

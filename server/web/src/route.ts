@@ -1,7 +1,7 @@
 /** The address after `#` names the view, and how it is looked at:
  * `#/experiments/3/logs/7,9?level=ERROR` is the log of two trials, its errors only; `#/trials/7/runs`
  * are the runs of a trial, `#/compare/3,5` is two experiments beside each other, and `#/models/digits` a
- * model of the registry.
+ * model of the registry. `#/` is the list of projects if there are several, otherwise that of experiments.
  *
  * Every choice that changes what is seen stands behind the `?`, so that it survives a reload and
  * can be sent to others.
@@ -18,7 +18,7 @@ export type TrialTab = (typeof TRIAL_TABS)[number];
 
 interface Plain {
   /** What is shown; an address that names nothing is said to. */
-  page: "list" | "cluster" | "models" | "users" | "unknown";
+  page: "home" | "list" | "projects" | "cluster" | "models" | "users" | "unknown";
 }
 
 interface OfModel {
@@ -62,7 +62,9 @@ export function parse(hash: string): Route {
 }
 
 function shown(path: string): Plain | OfModel | OfExperiment | OfTrial | OfSeveral {
-  if (path === "" || path === "/") return { page: "list" };
+  if (path === "" || path === "/") return { page: "home" };
+  if (/^\/experiments\/?$/.test(path)) return { page: "list" };
+  if (/^\/projects\/?$/.test(path)) return { page: "projects" };
   if (/^\/cluster\/?$/.test(path)) return { page: "cluster" };
   if (/^\/models\/?$/.test(path)) return { page: "models" };
   if (/^\/users\/?$/.test(path)) return { page: "users" };
@@ -97,6 +99,8 @@ export function address(id: number, tab: Tab | null = null, trials: number[] = [
 export function trialAddress(id: number, tab: TrialTab | null = null): string {
   return `#/trials/${id}${tab === null ? "" : `/${tab}`}${keeping((now) => now.page === "trial" && now.id === id)}`;
 }
+
+export const projectAddress = (name: string): string => `#/experiments?project=${encodeURIComponent(name)}`;
 
 export const modelAddress = (name: string): string => `#/models/${name}`;
 

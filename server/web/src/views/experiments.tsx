@@ -10,11 +10,11 @@ import { constants, PREFIX, type Value } from "../columns";
 import { duration, number } from "../format";
 import { merge, useEvents, useLoaded } from "../live";
 import { metricColumns, useCalm, useMeasured } from "../measured";
-import { Badge, Cell, ENDED, Labels, Problem, Progress, Raw, Select, Table, Time, Trouble } from "../parts";
+import { Badge, Cell, ENDED, Labels, Lazy, Problem, Progress, Raw, Select, Table, Time, Trouble } from "../parts";
 import type { Experiment, ExperimentColumns, Info, MetricName } from "../resources";
-import { address, compareAddress, useChoice } from "../route";
+import { address, compareAddress, projectAddress, useChoice } from "../route";
 import { type Column, Heads, measured, sorted, useOrder } from "../sorting";
-import { useCaller } from "./users/users";
+import { useCaller } from "./users/access";
 
 const MOST_ROWS = 500;
 
@@ -41,6 +41,8 @@ const took = (e: Experiment) => (e.started_at === null ? null : (seconds(e.ended
 const NAME = "name";
 /** Shown as soon as there are several users. */
 const OWNER = "owner";
+/** Shown as soon as there are several projects. */
+const PROJECT = "project";
 
 /** Columns that are shown unless the reader says otherwise; the name always is. */
 const COLUMNS: Shown[] = [
@@ -58,6 +60,7 @@ const COLUMNS: Shown[] = [
     ),
   },
   { name: OWNER, value: (e) => e.owner, cell: (e) => e.owner },
+  { name: PROJECT, value: (e) => e.project, cell: (e) => e.project && <a href={projectAddress(e.project)}>{e.project}</a> },
   { name: "state", value: (e) => e.state, cell: (e) => <Badge of={e} /> },
   { name: "progress", value: (e) => e.progress, cell: (e) => <Progress value={e.progress} /> },
   { name: "trials", value: (e) => e.num_trials, falling: true, kind: "figure", cell: (e) => number(e.num_trials) },
@@ -149,11 +152,14 @@ function fits(deed: string, e: Experiment): boolean {
   return deed === "delete" ? ended : !ended;
 }
 
-export function Experiments() {
+const move = () => import("./users/projects").then((module) => module.Move);
+
+export function Experiments({ several }: { several: boolean }) {
   const [text, setText] = useChoice("find");
   const [state, setState] = useChoice("state");
   const [archived, setArchived] = useChoice("archived");
   const [mine, setMine] = useChoice("mine");
+  const [project, setProject] = useChoice("project");
   const caller = useCaller();
   const list = useLoaded("experiments", () => all<Experiment>("/experiments", "experiments"));
   const [tick, setTick] = useState(0);
@@ -162,7 +168,7 @@ export function Experiments() {
   const metrics = useMetrics(names.value ?? [], columns.shown, tick);
   const more = useMemo(() => [...MORE, ...own(list.value ?? [])], [list.value]);
   const shared = list.value?.some((e) => e.owner !== null) ?? false;
-  const known = [...COLUMNS.filter(({ name }) => shared || name !== OWNER), ...more, ...metrics.columns];
+  const known = [...COLUMNS.filter(({ name }) => (shared || name !== OWNER) && ((several && project === "") || name !== PROJECT)), ...more, ...metrics.columns];
   const [order, sort] = useOrder(known, { name: "id", falling: true });
   const heads = known.filter(({ name }) => name === NAME || columns.shown(name));
   const [ticked, setTicked] = useState(new Set<number>());
@@ -184,12 +190,14 @@ export function Experiments() {
   const found = list.value
     .filter((e) => archived !== "" || !e.archived)
     .filter((e) => mine === "" || caller === null || e.owner === null || e.owner === caller.user)
+    .filter((e) => project === "" || e.project === project)
     .filter(inState)
     .filter((e) => {
       const known = [e.id, e.name, e.owner ?? "", e.state, e.searcher_name, ...e.labels].join(" ").toLowerCase();
       return words.every((word) => known.includes(word));
     });
   const hidden = list.value.filter((e) => e.archived).length;
+  const projects = [...new Set([...list.value.map((e) => e.project), project || null])].filter((name) => name !== null).sort();
   const rows = sorted(found, known, order);
   const shown = rows.slice(0, MOST_ROWS);
   const byId = new Map(list.value.map((e) => [e.id, e]));
@@ -199,7 +207,9 @@ export function Experiments() {
     <>
       {(list.error ?? metrics.error) && <Problem text={(list.error ?? metrics.error)!} />}
       <header class="title">
-        <h1>Experiments</h1>
+        <h1>
+          {several && project && <small class="muted">Project</small>} {several && project ? project : "Experiments"}
+        </h1>
         <span>
           {info.value && <Cluster info={info.value} />} <Raw path="/experiments" />
         </span>
@@ -219,6 +229,7 @@ export function Experiments() {
               onInput={(e) => setText(e.currentTarget.value)}
             />
             <Select name="state" value={state} options={STATES.map(([name, label]) => [name, label])} choose={setState} />
+            {several && <Select name="project" value={project} options={[["", "All projects"], ...projects.map((name): [string, string] => [name, name])]} choose={setProject} />}
             {shared && (
               <label>
                 <input type="checkbox" checked={mine !== ""} onChange={(e) => setMine(e.currentTarget.checked ? "1" : "")} /> Mine
@@ -232,6 +243,7 @@ export function Experiments() {
             )}
             {chosen.length > 1 && <a href={compareAddress(chosen)}>compare {chosen.length}</a>}
             <Bulk noun="experiment" ids={chosen} deeds={DEEDS} fits={(deed, id) => fits(deed, byId.get(id)!)} done={list.reload} />
+            {several && chosen.length > 0 && <Lazy load={move} with={{ ids: chosen, done: list.reload }} quiet />}
             <Chooser columns={known.filter(({ name }) => name !== NAME).map(({ name }) => [name, titleOf(name)])} chosen={columns} />
             {rows.length > MOST_ROWS && <span class="muted">Showing the first {MOST_ROWS} of {number(rows.length)}</span>}
           </div>

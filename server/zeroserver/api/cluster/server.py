@@ -42,6 +42,7 @@ async def get_info(services: ServicesDep) -> Info:
             database="sqlite" if services.database.sqlite else "postgresql",
             started_at=iso(services.started_at) or "",
             cluster=ClusterInfo(agents=agents_there, slots=slots, free_slots=free),
+            projects=len(services.orchestrator.projects.projects()),
         )
 
     return await services.read(read)

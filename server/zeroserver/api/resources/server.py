@@ -23,6 +23,8 @@ class Info(Resource, frozen=True):
     database: Literal["sqlite", "postgresql"]
     started_at: Time
     cluster: Cluster
+    projects: int
+    """Number of projects that the caller sees."""
 
 
 class LoginLink(Resource, frozen=True):

@@ -3,7 +3,12 @@
 import { type ComponentChildren, createContext } from "preact";
 import { useContext } from "preact/hooks";
 
+import { get } from "../../api";
+import { useLoaded } from "../../live";
 import type { Whoami } from "../../resources";
+
+/** The user of this browser. */
+export const useCaller = (): Whoami | null => useLoaded("whoami", () => get<Whoami>("/whoami")).value;
 
 /** The user of this browser; null until the server has named it. */
 export const Caller = createContext<Whoami | null>(null);

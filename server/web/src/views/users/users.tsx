@@ -7,6 +7,7 @@ import { Ask, Now, Question } from "../../dialog";
 import { useLoaded } from "../../live";
 import { Cell, Problem, Raw, Select, Table, Time } from "../../parts";
 import type { User, Whoami } from "../../resources";
+import { useCaller } from "./access";
 import { Tokens } from "./tokens";
 
 const ROLES: [string, string][] = [
@@ -15,9 +16,6 @@ const ROLES: [string, string][] = [
   ["admin", "admin: changes everything"],
 ];
 const USER_HEADS = ["user", "role", "active", "created", ""];
-
-/** The user of this browser. */
-export const useCaller = (): Whoami | null => useLoaded("whoami", () => get<Whoami>("/whoami")).value;
 
 export function Users() {
   const caller = useCaller();
