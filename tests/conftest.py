@@ -1,8 +1,10 @@
 """Settings of all tests: hypothesis profile, one thread per process, missing extensions."""
 
+import functools
 import gc
 import importlib.util
 import os
+import re
 import signal
 import sys
 import tomllib
@@ -41,6 +43,8 @@ if hasattr(providers, "_get_local_constants"):
 
 sys.dont_write_bytecode = False
 
+_ROOT = Path(__file__).parents[1]
+
 # Imports and collection create many objects that live until the end, and little garbage. Garbage
 # collection would traverse them repeatedly, which takes a third of the time.
 gc.disable()
@@ -67,6 +71,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(f"needs the extension {', '.join(unavailable)}"))
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out files that import a missing extension: they are tests of it."""
+    if collection_path.suffix == ".py" and _missing_extensions():
+        return _imports_missing_extension(collection_path) or None
+    return None
+
+
 def pytest_collection_finish() -> None:
     """Collect garbage from now on, without the objects of the collection."""
     gc.freeze()
@@ -85,9 +96,23 @@ def pytest_runtest_makereport(
     return report
 
 
+@functools.cache
+def _imports_missing_extension(path: Path) -> bool:
+    """Return whether a test file, or another test file that it imports, imports one."""
+    for module in re.findall(r"^(?:from|import) ([\w.]+)", path.read_text(), re.MULTILINE):
+        if ".extensions." in module and not _module_exists(module):
+            return True
+        file = _ROOT.joinpath(*module.split(".")).with_suffix(".py")
+        is_other = module.startswith("tests.") and file != path and file.is_file()
+        if is_other and _imports_missing_extension(file):
+            return True
+    return False
+
+
+@functools.cache
 def _missing_extensions() -> set[str]:
     """Return the names of our entry points whose modules have been removed."""
-    text = Path(__file__).parents[1].joinpath("pyproject.toml").read_text(encoding="utf-8")
+    text = _ROOT.joinpath("pyproject.toml").read_text(encoding="utf-8")
     return {
         name
         for points in tomllib.loads(text)["project"]["entry-points"].values()

@@ -17,4 +17,5 @@ nice "$root/.venv/bin/python" -m pytest -p no:cacheprovider -n auto --dist works
   tests/config tests/scheduler tests/schema tests/searcher tests/storage tests/core \
   tests/engine/{builder,comm,flat,memory,module} --ignore tests/engine/module/test_compilation.py \
   tests/engine/test_{native_engine,public_names}.py \
-  tests/trial/test_{data,ranks}.py "$@"
+  tests/trial/test_{data,ranks}.py \
+  tests/server/{access,checkpoints,cluster,orchestrator,store,test_input.py} "$@"

@@ -403,6 +403,7 @@ def _check_shown(server: Server) -> None:
         assert not re.search(r"passwd\W+4711", text), path
 
 
+@pytest.mark.needs_extension("media", "metrics_export", "oidc", "submitted_files")
 def test_no_route_returns_a_secret(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit(**SECRETS)
@@ -419,6 +420,7 @@ def test_no_route_returns_a_secret(sqlite_server: Server) -> None:
     assert "the key is ********" in logged
 
 
+@pytest.mark.needs_extension("submitted_files")
 def test_forks_use_the_original_secrets(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit(**SECRETS)
@@ -438,6 +440,7 @@ def test_forks_use_the_original_secrets(sqlite_server: Server) -> None:
         assert "hush" not in json.dumps(server.experiment(number))
 
 
+@pytest.mark.needs_extension("continued_experiments", "submitted_files")
 def test_continue_keeps_and_hides_secrets(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit(**SECRETS, checkpoint_storage={"type": "directory", "container_path": "/tmp/x"})
@@ -463,6 +466,7 @@ def test_continue_keeps_and_hides_secrets(sqlite_server: Server) -> None:
     assert "hush" not in response.text
 
 
+@pytest.mark.needs_extension("search_preview")
 def test_mask_is_no_value(sqlite_server: Server) -> None:
     server = sqlite_server
     masked = mask_secrets(experiment_config(**SECRETS))
@@ -478,6 +482,7 @@ def test_mask_is_no_value(sqlite_server: Server) -> None:
     server.post("/experiments/preview", {"config": config, "seconds_per_batch": 1})
 
 
+@pytest.mark.needs_extension("submitted_files")
 def test_model_files_show_no_secret(sqlite_server: Server, tmp_path: Path) -> None:
     server = sqlite_server
     config = experiment_config(**SECRETS)

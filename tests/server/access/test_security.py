@@ -417,6 +417,7 @@ def test_run_token_expires_with_the_run(sqlite_server: Server) -> None:
     assert server.http.post(route, json=batch, headers=agent).json() == {"stored": 1}
 
 
+@pytest.mark.needs_extension("search_view")
 def test_search_token_is_valid_for_its_search_routes_only(sqlite_server: Server) -> None:
     server = sqlite_server
     for _ in range(2):

@@ -41,6 +41,7 @@ def error_message(response: Any, status: int) -> str:
     return message
 
 
+@pytest.mark.needs_extension("checkpoint_removal", "model_registry")
 def test_registered_checkpoint_survives_retention(
     trained_trial: Server,
 ) -> None:
@@ -63,6 +64,7 @@ def test_registered_checkpoint_survives_retention(
     assert trained_trial.http.delete("/api/v1/experiments/1").is_success
 
 
+@pytest.mark.needs_extension("model_registry")
 def test_version_numbers_are_never_reused(trained_trial: Server) -> None:
     newest = checkpoint(30).uuid
     model = register(trained_trial, newest, "the better one").json()["model"]
@@ -78,6 +80,7 @@ def test_version_numbers_are_never_reused(trained_trial: Server) -> None:
     assert trained_trial.get("/models")["models"] == [again]
 
 
+@pytest.mark.needs_extension("model_registry")
 def test_missing_model_or_version_is_404(trained_trial: Server) -> None:
     assert "digits: exists already" in error_message(
         trained_trial.http.post("/api/v1/models", json={"name": "digits"}), 409
@@ -95,6 +98,7 @@ def test_missing_model_or_version_is_404(trained_trial: Server) -> None:
     )
 
 
+@pytest.mark.needs_extension("model_registry")
 def test_delete_model_keeps_checkpoints(trained_trial: Server) -> None:
     assert trained_trial.http.delete("/api/v1/models/digits").status_code == 204
     assert trained_trial.get("/models")["models"] == []

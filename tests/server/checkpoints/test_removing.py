@@ -54,6 +54,7 @@ def error_message(server: Server, path: str, body: dict[str, Any]) -> Any:
     return response.json()["error"]["message"]
 
 
+@pytest.mark.needs_extension("checkpoint_removal")
 def test_dry_run_lists_and_removes_nothing(server: Server) -> None:
     server.submit(checkpoint_storage=policy(10))
     server.add_agent()
@@ -73,6 +74,7 @@ def test_dry_run_lists_and_removes_nothing(server: Server) -> None:
     assert (page["count"], page["size_bytes"]) == (3, 3006)
 
 
+@pytest.mark.needs_extension("checkpoint_removal")
 def test_new_policy_is_applied_and_stored(server: Server) -> None:
     server.submit(checkpoint_storage=policy(10))
     server.add_agent()
@@ -88,6 +90,7 @@ def test_new_policy_is_applied_and_stored(server: Server) -> None:
     assert (stored["save_trial_latest"], stored["save_trial_best"]) == (1, 1)
 
 
+@pytest.mark.needs_extension("checkpoint_removal")
 def test_remove_files_by_pattern(server: Server) -> None:
     server.submit(checkpoint_storage=policy(10))
     server.add_agent()
@@ -117,6 +120,7 @@ def test_remove_files_by_pattern(server: Server) -> None:
     until("the rest goes", lambda: remaining(server) == {saved[1]})
 
 
+@pytest.mark.needs_extension("checkpoint_removal")
 @pytest.mark.parametrize("state", ["RUNNING", "PAUSED"])
 def test_removal_of_resume_checkpoint_is_rejected(server: Server, state: str) -> None:
     server.submit(checkpoint_storage=policy(10))
@@ -135,6 +139,7 @@ def test_removal_of_resume_checkpoint_is_rejected(server: Server, state: str) ->
     assert [row["uuid"] for row in plan["checkpoints"]] == [saved[1]]
 
 
+@pytest.mark.needs_extension("checkpoint_removal")
 def test_removal_of_warm_start_source_is_rejected(server: Server) -> None:
     server.submit(checkpoint_storage=policy(10))
     server.add_agent()
@@ -150,6 +155,7 @@ def test_removal_of_warm_start_source_is_rejected(server: Server) -> None:
     until("it goes", lambda: remaining(server) == set())
 
 
+@pytest.mark.needs_extension("checkpoint_removal")
 def test_missing_checkpoint_is_named(server: Server) -> None:
     uuid = "00000000-0000-4000-8000-000000000000"
     response = server.http.post("/api/v1/checkpoints/remove", json={"uuids": [uuid]})

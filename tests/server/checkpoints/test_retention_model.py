@@ -3,6 +3,8 @@
 import random
 from typing import Any
 
+import pytest
+
 from tests.server.helpers import Server, checkpoint, validation
 from zerolab.contract.spec import EXIT_PREEMPTED
 
@@ -133,6 +135,7 @@ class Model:
         return uuids
 
 
+@pytest.mark.needs_extension("checkpoint_removal")
 def test_required_checkpoints_are_never_removed(server: Server) -> None:
     model = Model(server, 2)
     steps = [model.save] * 6 + [model.pause_or_activate] * 2 + [model.collect] * 2

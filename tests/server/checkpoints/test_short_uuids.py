@@ -29,6 +29,7 @@ def test_read_by_prefix(server: Server, saved: list[str], length: int) -> None:
         assert file.status_code == 200
 
 
+@pytest.mark.needs_extension("checkpoint_removal", "model_registry")
 def test_change_by_prefix(server: Server, saved: list[str]) -> None:
     first, second, third, fourth = saved
     server.http.post("/api/v1/models", json={"name": "m"})
@@ -75,6 +76,7 @@ def test_unknown_prefix_is_404(server: Server, saved: list[str], text: str) -> N
     assert server.http.get(f"/api/v1/checkpoints/{text}").status_code == 404
 
 
+@pytest.mark.needs_extension("checkpoint_removal")
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_prefix_under_four_characters_is_rejected(
     server: Server, saved: list[str], length: int

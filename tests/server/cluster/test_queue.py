@@ -44,6 +44,7 @@ def add_named_agent(server: Server, name: str, slots: int = 1, **more: Any) -> i
     return agent_id
 
 
+@pytest.mark.needs_extension("queue")
 def test_job_moved_ahead_starts_next(server: Server) -> None:
     server.add_agent()
     for _ in range(4):
@@ -60,6 +61,7 @@ def test_job_moved_ahead_starts_next(server: Server) -> None:
     assert order == [1, 4, 3, 2]
 
 
+@pytest.mark.needs_extension("queue")
 def test_repeated_moves_to_one_position(sqlite_server: Server) -> None:
     for _ in range(3):
         sqlite_server.submit()
@@ -69,6 +71,7 @@ def test_repeated_moves_to_one_position(sqlite_server: Server) -> None:
     assert queue(sqlite_server) == [1, 3, 2]
 
 
+@pytest.mark.needs_extension("queue")
 def test_moved_job_adopts_priority_of_target(sqlite_server: Server) -> None:
     sqlite_server.submit(**resources(priority=10))
     sqlite_server.submit(**resources(priority=50))
@@ -78,6 +81,7 @@ def test_moved_job_adopts_priority_of_target(sqlite_server: Server) -> None:
     assert job(sqlite_server, 3)["priority"] == 10
 
 
+@pytest.mark.needs_extension("queue")
 def test_invalid_move_is_rejected_with_remedy(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit()
@@ -94,6 +98,7 @@ def test_invalid_move_is_rejected_with_remedy(sqlite_server: Server) -> None:
     assert queue(server, "default") == [1]
 
 
+@pytest.mark.needs_extension("queue")
 def test_raised_priority_preempts_lower(server: Server) -> None:
     server.add_agent()
     server.submit()
@@ -106,6 +111,7 @@ def test_raised_priority_preempts_lower(server: Server) -> None:
     assert "of which none is free" in server.experiment(1)["waiting_reason"]
 
 
+@pytest.mark.needs_extension("queue")
 def test_max_slots_can_be_changed_while_queued(sqlite_server: Server) -> None:
     server = sqlite_server
     server.add_agent(4)
@@ -124,6 +130,7 @@ def test_max_slots_can_be_changed_while_queued(sqlite_server: Server) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.needs_extension("queue")
 def test_experiment_waits_for_agent_of_its_pool(server: Server) -> None:
     add_named_agent(server, "a")
     server.submit(**resources(resource_pool="big"))
@@ -143,6 +150,7 @@ def test_experiment_waits_for_agent_of_its_pool(server: Server) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.needs_extension("queue")
 def test_pool_uses_its_policy(server: Server) -> None:
     server.request("PUT", "/pools/default", json={"policy": "fifo"})
     for priority in (99, 1):
@@ -158,6 +166,7 @@ def test_pool_uses_its_policy(server: Server) -> None:
     assert "policy" in error_text(server, "PUT", "/pools/x", {"policy": "round"}, 422)
 
 
+@pytest.mark.needs_extension("queue")
 @pytest.mark.parametrize("group", ["label/vision x", "pool/default", "user/admin"])
 def test_quota_limits_total_slots(server: Server, group: str) -> None:
     server.add_agent(4)
@@ -178,11 +187,13 @@ def test_quota_limits_total_slots(server: Server, group: str) -> None:
     assert f"no quota {name}" in error_text(server, "DELETE", f"/quotas/{group}", None, 404)
 
 
+@pytest.mark.needs_extension("queue")
 def test_quota_of_unknown_user_is_rejected(sqlite_server: Server) -> None:
     text = error_text(sqlite_server, "PUT", "/quotas/user/ann", {"max_slots": 2}, 422)
     assert "user: must be one of admin, got 'ann'" in text
 
 
+@pytest.mark.needs_extension("queue")
 def test_added_label_applies_quota(sqlite_server: Server) -> None:
     server = sqlite_server
     server.request("PUT", "/quotas/label/x", json={"max_slots": 1})
@@ -234,6 +245,7 @@ def test_running_or_paused_job_has_no_queue_time(sqlite_server: Server) -> None:
     assert server.experiment()["state"] == "ACTIVE"
 
 
+@pytest.mark.needs_extension("queue")
 def test_backfill_starts_small_job(
     sqlite_server: Server,
 ) -> None:

@@ -138,6 +138,7 @@ def check_tick(
             item.since = None
 
 
+@pytest.mark.needs_extension("continued_experiments", "queue")
 def test_max_queue_time_ends_experiment_once(tmp_path: Path, first_tick: Event) -> None:
     clock, rng, seen = Clock(), Random(7), Counter[str]()
     watched: list[QueueTimeModel] = []
@@ -159,6 +160,7 @@ def test_max_queue_time_ends_experiment_once(tmp_path: Path, first_tick: Event) 
     assert min(seen[what] for what in ("ended", "continued", "pause", "exit")) > 3, seen
 
 
+@pytest.mark.needs_extension("queue")
 def test_run_or_pause_resets_queue_time(tmp_path: Path, first_tick: Event) -> None:
     with serve(tmp_path) as server:
         wait_for(first_tick, server)

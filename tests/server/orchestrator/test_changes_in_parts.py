@@ -160,6 +160,7 @@ def test_runs_are_directed_in_parts(server: Server, interrupted: None, action: s
     assert server.experiment()["state"] == ENDS[action]
 
 
+@pytest.mark.needs_extension("continued_experiments")
 def test_searcher_gets_each_event_once(server: Server, interrupted: None) -> None:
     submit(server)
     server.add_agent(slots=2)

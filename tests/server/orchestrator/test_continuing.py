@@ -40,6 +40,7 @@ def train_to(server: Server, trial_id: int, steps: int, code: int = 0) -> None:
     server.exit(spec.run_id, code, "boom" if code else None)
 
 
+@pytest.mark.needs_extension("continued_experiments")
 def test_continue_single_to_greater_length(server: Server) -> None:
     server.submit()
     server.add_agent()
@@ -64,6 +65,7 @@ def test_continue_single_to_greater_length(server: Server) -> None:
     assert server.experiment()["config"]["reproducibility"]["experiment_seed"] == seed
 
 
+@pytest.mark.needs_extension("continued_experiments")
 def test_continue_canceled_search_creates_same_trials(server: Server) -> None:
     for number in (1, 2):  # the first is canceled and continued, the second is not
         server.submit(
@@ -95,6 +97,7 @@ def test_continue_canceled_search_creates_same_trials(server: Server) -> None:
     assert {trial["state"] for trial in server.trials()} == {"COMPLETED"}
 
 
+@pytest.mark.needs_extension("continued_experiments")
 def test_continue_search_with_more_trials(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher=random(2))
     server.add_agent(slots=2)
@@ -112,6 +115,7 @@ def test_continue_search_with_more_trials(server: Server) -> None:
     )
 
 
+@pytest.mark.needs_extension("continued_experiments", "queue")
 def test_continue_retries_failed_trials_with_changes(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher=random(2), max_restarts=0)
     server.add_agent(slots=2)
@@ -128,6 +132,7 @@ def test_continue_retries_failed_trials_with_changes(server: Server) -> None:
     assert server.experiment()["state"] == "COMPLETED"
 
 
+@pytest.mark.needs_extension("continued_experiments")
 def test_continue_keeps_warm_start_source(
     server: Server,
 ) -> None:
@@ -157,6 +162,7 @@ def test_continue_keeps_warm_start_source(
     assert server.experiment()["config"]["searcher"]["metric"] == "loss"
 
 
+@pytest.mark.needs_extension("continued_experiments")
 def test_invalid_hparams_are_not_retried(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher=random(1))
     server.add_agent()
@@ -166,6 +172,7 @@ def test_invalid_hparams_are_not_retried(server: Server) -> None:
     assert [trial["state"] for trial in server.trials()] == ["COMPLETED", "QUEUED"]
 
 
+@pytest.mark.needs_extension("continued_experiments")
 def test_continue_without_checkpoint_keeps_curve(
     server: Server,
 ) -> None:
@@ -178,6 +185,7 @@ def test_continue_without_checkpoint_keeps_curve(
     assert server.experiment()["config"]["searcher"]["max_length"]["batches"] == 100
 
 
+@pytest.mark.needs_extension("continued_experiments")
 def test_continue_is_idempotent(server: Server) -> None:
     server.submit()
     server.add_agent()
@@ -192,6 +200,7 @@ def test_continue_is_idempotent(server: Server) -> None:
     assert "`zerolab experiment activate 1`" in error_message(continue_experiment(server, **longer))
 
 
+@pytest.mark.needs_extension("continued_experiments")
 def test_continue_experiment_paused(server: Server) -> None:
     server.submit()
     server.act("kill")
@@ -324,6 +333,7 @@ def test_continue_canceled_trial_of_running_experiment(server: Server) -> None:
     assert server.experiment()["state"] == "COMPLETED"
 
 
+@pytest.mark.needs_extension("continued_experiments")
 def test_continue_one_trial_of_ended_experiment(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher=random(4))
     server.add_agent(slots=2)
@@ -399,6 +409,7 @@ def test_action_on_stopped_trial_names_fork(sqlite_server: Server) -> None:
             assert message.endswith(f"the async_halving searcher has finished it{way}"), message
 
 
+@pytest.mark.needs_extension("checkpoint_removal", "continued_experiments")
 def test_continue_rejects_deleted_source_checkpoint(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit()

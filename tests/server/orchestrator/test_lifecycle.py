@@ -484,6 +484,7 @@ def test_log_policy_excludes_node(server: Server) -> None:
     assert server.begin(agent_id=2).restarts == 1
 
 
+@pytest.mark.needs_extension("queue")
 def test_higher_priority_experiment_preempts(server: Server) -> None:
     server.submit(name="low")
     server.add_agent()
@@ -498,6 +499,7 @@ def test_higher_priority_experiment_preempts(server: Server) -> None:
     assert server.begin(trial_id=1).restarts == 0
 
 
+@pytest.mark.needs_extension("queue")
 def test_trial_that_fits_no_agent_has_reason(server: Server) -> None:
     experiment = server.submit(resources={"slots_per_trial": 2})
     assert "no agent is connected" in experiment["waiting_reason"]

@@ -85,6 +85,7 @@ def test_best_checkpoint_uses_its_own_metric(server: Server) -> None:
     assert (third["checkpoint"], third["note"] is None) == (None, False)
 
 
+@pytest.mark.needs_extension("checkpoint_removal")
 @pytest.mark.parametrize("policy", ["none", "best"])
 def test_missing_checkpoint_names_its_remedy(server: Server, policy: str) -> None:
     server.submit(checkpoint_policy=policy)

@@ -205,6 +205,7 @@ def test_logs_filter_by_cursor_level_and_rank(server: Server) -> None:
     assert server.log(run_id, 5, "after the end") == 6
 
 
+@pytest.mark.needs_extension("prometheus", "queue")
 def test_server_info_lists_capabilities(server: Server, tmp_path: Path) -> None:
     server.add_agent(slots=3)
     server.submit()
@@ -241,6 +242,7 @@ def test_slurm_request_over_node_size_is_rejected(sqlite_server: Server) -> None
     assert message_for(slots_per_trial=11) == ""
 
 
+@pytest.mark.needs_extension("search_preview")
 def test_submit_warns_about_log_bounds_as_values(sqlite_server: Server) -> None:
     server = sqlite_server
     spec = {"type": "log", "base": 10, "minval": 0.0001, "maxval": 0.1}

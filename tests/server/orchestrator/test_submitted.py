@@ -8,6 +8,7 @@ import pytest
 from tests.server.helpers import ENGINE, Server
 
 
+@pytest.mark.needs_extension("submitted_files")
 def test_submitted_files_download_unchanged(server: Server) -> None:
     server.submit(name="mine", labels=["a"])
     config = server.get("/experiments/1/submitted")["config"]
@@ -26,6 +27,7 @@ def test_submitted_files_download_unchanged(server: Server) -> None:
         assert f"has no file {name!r}" in response.json()["error"]["message"]
 
 
+@pytest.mark.needs_extension("submitted_files")
 def test_engine_config_of_trial_applies_its_hparams(sqlite_server: Server) -> None:
     rates = {"type": "categorical", "vals": [0.25, 0.5]}
     overrides = {"optimizer": {"params": {"lr": rates}}}
@@ -47,6 +49,7 @@ def test_engine_config_of_trial_applies_its_hparams(sqlite_server: Server) -> No
         assert values["gradient_accumulation_steps"][1] == "derived"
 
 
+@pytest.mark.needs_extension("submitted_files")
 @pytest.mark.parametrize(
     ("hparams", "problem"),
     [({}, "deepspeed_config: is not given"), ({"deepspeed_config": {"train_batch_size": 4}}, None)],
@@ -66,6 +69,7 @@ def test_engine_config_without_file_is_shown(
         assert engine["entries"] == []
 
 
+@pytest.mark.needs_extension("submitted_files")
 def test_stored_backend_of_older_version_is_readable(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit()

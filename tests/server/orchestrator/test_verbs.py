@@ -254,6 +254,7 @@ def test_trial_ends_in_paused_experiment(server: Server, code: int, state: str) 
     assert (server.trial()["state"], server.experiment()["state"]) == (state, state)
 
 
+@pytest.mark.needs_extension("continued_experiments")
 @pytest.mark.parametrize("code", [0, 1, EXIT_PREEMPTED])
 def test_continue_paused_in_each_terminal_state(server: Server, code: int) -> None:
     number, trial_id = submit_single(server)
@@ -349,6 +350,7 @@ def test_delete_experiment_keeps_shared_files(server: Server) -> None:
     server.act("kill", other)
 
 
+@pytest.mark.needs_extension("continued_experiments", "model_registry")
 def test_delete_trial_keeps_shared_checkpoints(
     server: Server,
 ) -> None:
@@ -418,6 +420,7 @@ def test_delete_cleans_several_agents(server: Server) -> None:
         assert server.sql(f"SELECT count(*) FROM {table}") == [(0,)], table
 
 
+@pytest.mark.needs_extension("checkpoint_removal")
 def test_continue_uses_previous_checkpoint_if_deleted(
     server: Server,
 ) -> None:

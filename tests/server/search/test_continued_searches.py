@@ -125,6 +125,7 @@ def begin(tmp_path: Path) -> Any:
         life.end()
 
 
+@pytest.mark.needs_extension("continued_experiments")
 @pytest.mark.parametrize(("canceled", "restarted"), [(False, True), (True, False)])
 @pytest.mark.parametrize("name", SEARCHERS)
 def test_search_grows_twice(name: str, canceled: bool, restarted: bool, begin: Any) -> None:
@@ -150,6 +151,7 @@ def test_search_grows_twice(name: str, canceled: bool, restarted: bool, begin: A
     assert furthest == {"tpe_asha": 81, "pbt": 20}.get(name, 32)
 
 
+@pytest.mark.needs_extension("continued_experiments")
 @pytest.mark.parametrize("name", SEARCHERS)
 def test_continue_canceled_search_that_grew(name: str, begin: Any) -> None:
     life = begin(name)
@@ -181,6 +183,7 @@ def test_continue_trial_waiting_at_rung_after_search(
     assert (trial["state"], trial["steps_completed"]) == ("COMPLETED", 16)
 
 
+@pytest.mark.needs_extension("continued_experiments")
 @pytest.mark.parametrize("action", ["cancel", "kill"])
 def test_trials_stopped_by_searcher_survive_cancel(action: str, begin: Any) -> None:
     life = begin("stopping")
@@ -233,6 +236,7 @@ def test_random_requests_are_journaled_and_search_ends(name: str, seed: int, beg
     life.compare()
 
 
+@pytest.mark.needs_extension("continued_experiments")
 def test_restart_keeps_pending_growth(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_effects(_services: Services) -> None:
         pass

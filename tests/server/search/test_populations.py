@@ -57,6 +57,7 @@ def log_of(server: Server) -> list[tuple[Any, ...]]:
     )
 
 
+@pytest.mark.needs_extension("search_view")
 def test_tpe_asha_search_finishes(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher=TPE)
     server.add_agent(slots=2)
@@ -86,6 +87,7 @@ def test_replayed_searcher_creates_same_trials(server: Server, searcher: dict[st
     assert log_of(server)[count:] == first
 
 
+@pytest.mark.needs_extension("continued_experiments", "search_view")
 @on_sqlite
 @pytest.mark.parametrize("searcher", [TPE, PROMOTING, PBT], ids=["tpe_asha", "asha", "pbt"])
 def test_continued_search_without_deleted_trials_ends(
@@ -115,6 +117,7 @@ def test_continued_search_without_deleted_trials_ends(
     assert not {entry["trial_id"] for rung in rungs for entry in rung["entries"]} & set(lengths)
 
 
+@pytest.mark.needs_extension("pbt")
 @on_sqlite
 def test_pbt_copy_starts_from_best_weights(
     server: Server,
@@ -137,6 +140,7 @@ def test_pbt_copy_starts_from_best_weights(
     assert [trial["steps_completed"] for trial in server.trials()] == [5, 10, 10, 5]
 
 
+@pytest.mark.needs_extension("continued_experiments")
 def test_pbt_growth_over_max_rounds_is_rejected(sqlite_server: Server) -> None:
     population = {key: value for key, value in PBT.items() if key != "length_per_round"}
     population_config = population | {"max_length": 10}

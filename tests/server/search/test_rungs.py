@@ -74,6 +74,7 @@ def test_search_end_completes_paused_trials(search: Server) -> None:
         assert runs == {5: 1, 10: 2, 20: 3}[trial["steps_completed"]]
 
 
+@pytest.mark.needs_extension("checkpoint_removal")
 def test_checkpoints_of_paused_trials_are_kept(server: Server) -> None:
     policy = {"save_experiment_best": 0, "save_trial_best": 0, "save_trial_latest": 0}
     server.submit(hyperparameters=SPACE, searcher=PROMOTING, checkpoint_storage=policy)
@@ -170,6 +171,7 @@ def test_trial_shows_that_its_script_ignores_until(search: Server) -> None:
     assert (search.trial(1)["state"], search.trial(1)["error"]) == ("COMPLETED", None)
 
 
+@pytest.mark.needs_extension("search_view")
 @on_sqlite
 def test_trial_waiting_at_rung_after_failed_run_ends_as_error(server: Server) -> None:
     """A failed run with restarts left; the search ends before the trial is promoted."""
@@ -303,6 +305,7 @@ def test_promotion_continues_in_same_run(server: Server) -> None:
     assert server.sql("SELECT count(*) FROM runs") == [(1,)]
 
 
+@pytest.mark.needs_extension("queue")
 @on_sqlite
 @pytest.mark.parametrize("first", [True, False])
 def test_promoted_trial_yields_to_higher_priority(server: Server, first: bool) -> None:
@@ -405,6 +408,7 @@ def rungs(server: Server) -> list[tuple[int, list[int]]]:
     ]
 
 
+@pytest.mark.needs_extension("continued_experiments", "search_view")
 def test_continue_ended_search_with_trials_and_length(
     search: Server,
 ) -> None:
@@ -442,6 +446,7 @@ def test_continue_ended_search_with_trials_and_length(
     assert "no trial can be continued" in response.json()["error"]["message"]
 
 
+@pytest.mark.needs_extension("continued_experiments")
 @on_sqlite
 def test_continue_canceled_search_with_growth(search: Server) -> None:
     train_to_rung(search, 1, 1.0)
@@ -455,6 +460,7 @@ def test_continue_canceled_search_with_growth(search: Server) -> None:
     assert max(lengths(search)) == 40
 
 
+@pytest.mark.needs_extension("checkpoint_removal", "continued_experiments")
 @on_sqlite
 def test_trial_without_checkpoint_stays_ended(search: Server) -> None:
     train_all(search)
@@ -466,6 +472,7 @@ def test_trial_without_checkpoint_stays_ended(search: Server) -> None:
     assert lengths(search) == [20, 10, 10, 10, 5, 5, 5, 5]
 
 
+@pytest.mark.needs_extension("continued_experiments")
 @on_sqlite
 def test_invalid_rung_lengths_list_valid_ones(search: Server) -> None:
     train_all(search)

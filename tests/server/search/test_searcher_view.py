@@ -26,6 +26,7 @@ def run_next(server: Server, loss: float | str) -> None:
     server.exit(spec.run_id, EXIT_REACHED if spec.fit.until else 0)
 
 
+@pytest.mark.needs_extension("search_view")
 def test_rungs_list_trials_during_and_after_search(
     server: Server,
 ) -> None:
@@ -62,6 +63,7 @@ def test_rungs_list_trials_during_and_after_search(
     assert 2 not in server.services.orchestrator.searches.searchers
 
 
+@pytest.mark.needs_extension("search_view")
 def test_random_search_has_no_brackets(sqlite_server: Server) -> None:
     sqlite_server.submit()
     assert sqlite_server.get("/experiments/1/searcher")["searcher"]["brackets"] == []
@@ -81,6 +83,7 @@ ADAPTIVE = {
 }  # fmt: skip
 
 
+@pytest.mark.needs_extension("search_preview")
 def test_preview_counts_trials_and_cost(sqlite_server: Server) -> None:
     response = preview(sqlite_server, ADAPTIVE, seconds_per_batch=2)
     assert response.status_code == 200, response.text
@@ -96,6 +99,7 @@ def test_preview_counts_trials_and_cost(sqlite_server: Server) -> None:
     assert sqlite_server.get("/experiments")["experiments"] == []
 
 
+@pytest.mark.needs_extension("search_preview")
 def test_preview_estimates_time_from_similar_experiment(server: Server) -> None:
     server.submit(resources={"slots_per_trial": 2})
     server.add_agent(slots=2)
@@ -109,6 +113,7 @@ def test_preview_estimates_time_from_similar_experiment(server: Server) -> None:
     assert preview(server, in_epochs, like=1).json()["preview"]["seconds_per_unit"] == 20.0
 
 
+@pytest.mark.needs_extension("search_preview")
 @pytest.mark.parametrize(
     ("searcher", "more", "problem"),
     [

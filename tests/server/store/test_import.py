@@ -33,6 +33,7 @@ def written(run_dir: Path) -> bytes:
     return (run_dir / METRICS_FILE).read_bytes()
 
 
+@pytest.mark.needs_extension("run_import")
 def test_import_creates_completed_experiment(server: Server, tmp_path: Path) -> None:
     content = written(tmp_path / "run")
     cut = content + b'{"kind":"metrics","group":"train'
@@ -57,12 +58,14 @@ def test_import_creates_completed_experiment(server: Server, tmp_path: Path) -> 
     assert server.get("/trials/2/metrics", group="training")["metrics"][0]["points"][0] == [1, 1.0]
 
 
+@pytest.mark.needs_extension("run_import")
 @pytest.mark.parametrize("content", [b"", b"hello\n", b'{"kind":"header","format":2}\n'])
 def test_invalid_metrics_file_is_rejected(sqlite_server: Server, content: bytes) -> None:
     response = sqlite_server.http.post("/api/v1/import", content=content)
     assert (response.status_code, response.json()["error"]["type"]) == (422, "config")
 
 
+@pytest.mark.needs_extension("run_import")
 def test_invalid_line_stores_nothing(sqlite_server: Server, tmp_path: Path) -> None:
     content = written(tmp_path / "run") + b'{"kind":"metrics"}\n'
     response = sqlite_server.http.post("/api/v1/import", content=content)
@@ -71,6 +74,7 @@ def test_invalid_line_stores_nothing(sqlite_server: Server, tmp_path: Path) -> N
     assert sqlite_server.get("/experiments")["experiments"] == []
 
 
+@pytest.mark.needs_extension("run_import")
 def test_invalid_time_names_its_line(sqlite_server: Server, tmp_path: Path) -> None:
     lines = written(tmp_path / "run").splitlines(keepends=True)
     lines[2] = re.sub(rb'"time":[0-9.]+', b'"time":1e300', lines[2])
@@ -116,6 +120,7 @@ BREAK = {
 }
 
 
+@pytest.mark.needs_extension("run_import")
 def test_failed_import_leaves_nothing(server: Server, tmp_path: Path) -> None:
     content = long_file(tmp_path, 20_000)
     spoil, mend = BREAK["sqlite" if server.services.database.sqlite else "postgresql"]
@@ -131,6 +136,7 @@ def test_failed_import_leaves_nothing(server: Server, tmp_path: Path) -> None:
     assert server.services.orchestrator.deletions.importing == set()
 
 
+@pytest.mark.needs_extension("run_import")
 @pytest.mark.parametrize(
     "kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.processes)]
 )

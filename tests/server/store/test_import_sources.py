@@ -80,6 +80,7 @@ def test_determined_dump(postgresql: Any, tmp_path: Path) -> None:
         source.locate(tmp_path / "custom")
 
 
+@pytest.mark.needs_extension("determined")
 def test_other_dumps_have_no_runs(tmp_path: Path) -> None:
     (tmp_path / "other.sql").write_text(
         "--\n-- PostgreSQL database dump\n--\n"

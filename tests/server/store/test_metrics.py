@@ -71,6 +71,7 @@ def test_invalid_record_rejects_its_batch(server: Server) -> None:
     assert curve(server)["points"] == [[1, 1.0]]
 
 
+@pytest.mark.needs_extension("metrics_export")
 def test_non_finite_numbers_are_stored(server: Server) -> None:
     run_id = running(server)
     values: list[float | str] = [math.nan, math.inf, "-Infinity", -0.0, 1e308, 5e-324, "NaN"]
@@ -176,6 +177,7 @@ def test_curves_filter_by_group_and_name(server: Server) -> None:
     assert server.get("/trials/1/metrics", group="system")["metrics"] == []
 
 
+@pytest.mark.needs_extension("metrics_export")
 def test_export_has_every_point_as_jsonl_or_csv(server: Server) -> None:
     run_id = running(server)
     name = 'a "quoted", name'

@@ -154,6 +154,7 @@ def test_foreign_tables_are_ignored(url: str) -> None:
     database.close()
 
 
+@pytest.mark.needs_extension("external_runs")
 def test_upgrade_fills_new_columns(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         server.submit(max_restarts=0)
@@ -177,6 +178,7 @@ def test_upgrade_fills_new_columns(tmp_path: Path) -> None:
         assert server.sql("SELECT id FROM experiments WHERE external_id = 'abc'") == [(3,)]
 
 
+@pytest.mark.needs_extension("model_registry", "projects", "users")
 @pytest.mark.parametrize(
     "kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.processes)]
 )
@@ -296,6 +298,7 @@ def test_damaged_tables_are_named_with_remedy(tmp_path: Path, table: str) -> Non
     assert "Traceback" not in output
 
 
+@pytest.mark.needs_extension("metrics_export")
 @pytest.mark.parametrize("form", ["ndjson", "csv"])
 def test_export_lists_damage_and_keeps_readable_rows(
     tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture
