@@ -280,6 +280,9 @@ class Ledger:
         needed = request.job.slots
         guaranteed = 0
         if full_quota:
+            # Before the trial can start, runs that count under the full quota must return at least
+            # this many slots. A quota that counts all of these runs gets the same slots back, so
+            # later jobs may use more of it.
             free = limits[full_quota] - self._used[full_quota]
             guaranteed = needed - free + backfill_limit(free, awaited.values(), needed)
         for group, limit in limits.items():
@@ -324,7 +327,13 @@ class Ledger:
         pool.update_blocked()
 
     def _backfill_areas(self, request: Request, pool: _Pool) -> list[_BackfillArea]:
-        """Return the backfill limits of a pool while a trial waits for slots there."""
+        """Return the backfill limits of a pool while a trial waits for slots there.
+
+        An area is a set of agents that can hold the whole trial: one agent, or all agents of one
+        kind. The trial starts in the first area where enough runs have ended, and nobody knows
+        which that is. So each area has its own limit, and later jobs may use the surplus of each.
+        Agents on which the trial may not run belong to no area: there nothing can delay it.
+        """
         agents = _allowed(request, pool)
         usable = {agent.agent_id: frozenset(agent.slots) for agent in agents}
         if request.job.single_agent:
@@ -333,6 +342,7 @@ class Ledger:
             area_of = {agent.agent_id: agent.kind for agent in agents}
         holdings: defaultdict[str, list[int]] = defaultdict(list)
         for run in self._allocations:
+            # A run over several agents returns all its slots of an area at once.
             run_slots: Counter[str] = Counter()
             for agent in run.slots.keys() & usable.keys():
                 run_slots[area_of[agent]] += len(usable[agent].intersection(run.slots[agent]))
@@ -405,7 +415,11 @@ def _place(
 
 
 def _fits_backfill(pool: _Pool, slots: dict[int, tuple[int, ...]]) -> bool:
-    """Whether a placement over several agents leaves the reserved slots alone."""
+    """Whether a placement over several agents leaves the reserved slots alone.
+
+    ``backfill_slots()`` limits each agent to the surplus of its area. A placement over two agents
+    of one area could take that surplus twice.
+    """
     return all(
         sum(len(ids) for agent, ids in slots.items() if agent in area.agents) <= area.spare
         for area in pool.areas

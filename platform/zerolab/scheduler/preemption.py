@@ -74,6 +74,12 @@ def victims(
     The list is empty if the stopping runs free enough. The newest runs of the lowest priority are
     chosen, and no more than needed: the most important and oldest runs are spared first.
 
+    Runs are first removed in that order until the trial fits. The last one may free so much that
+    earlier ones were removed for nothing, for example on another agent. So each is put back, the
+    most important first, if the trial still fits with it. The result is minimal: without any one
+    of the preemptions the trial would not fit. It need not be the smallest set; finding that is a
+    search over all subsets.
+
     Args:
         job: Job whose trial is first in the queue.
         agents: Agents on which it may run.
@@ -101,7 +107,7 @@ def victims(
 
 
 def _can_stay(run: Allocation, capacity: _Capacity) -> bool:
-    """Keep a run if the remaining capacity suffices."""
+    """Put a run back if the trial fits beside it; else leave it removed."""
     capacity.hold(run)
     if capacity.fits():
         return True
