@@ -85,6 +85,7 @@ TOLD = (
     queue.Job,
     resources.Pool,
     queue.Quota,
+    queue.QuotaRequest,
     users.User,
     users.ApiToken,
     users.AuditEntry,

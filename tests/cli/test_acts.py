@@ -155,6 +155,18 @@ def test_queue_order_and_quotas(owner: Server, zerolab: Zerolab) -> None:
     for group in ("label:acts", "pool:default"):
         assert group in zerolab("quota", "delete", group)
     assert json.loads(zerolab("quota", "list", "--json")) == []
+    zerolab("quota", "set", "user:*", 3, "--request-limit", 9)
+    assert zerolab("quota", "list").split()[-2:] == ["from", "user:*"]
+    assert "waits for an administrator" in zerolab("quota", "request", 6, "--reason", "larger")
+    (request,) = json.loads(zerolab("quota", "requests", "--state", "open", "--json"))
+    message = zerolab("quota", "approve", request["id"])
+    assert message == "user:admin has a limit of 6 slot(s)"
+    second = json.loads(zerolab("quota", "request", 9, "--reason", "x", "--json"))["id"]
+    message = zerolab("quota", "decline", second, "--reason", "too many")
+    assert message == f"request {second} of user admin is declined"
+    assert "too many" in zerolab("quota", "requests")
+    for group in ("user:*", "user:admin"):
+        zerolab("quota", "delete", group)
     assert "must be pool:NAME, label:NAME, user:NAME or project:NAME" in zerolab(
         "quota", "set", "acts", 3, expect=2
     )

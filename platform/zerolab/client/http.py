@@ -263,8 +263,10 @@ class Client(Transport):
         """List the quotas with the slots in use.
 
         Returns:
-            One dict per quota: ``group`` (``pool:NAME``, ``label:NAME``, ``user:NAME`` or
-            ``project:NAME``), ``max_slots`` and ``held_slots``.
+            One dict per quota: ``group`` (``pool:NAME``, ``label:NAME``, ``user:NAME``,
+            ``project:NAME``, or ``user:*`` for each user without another quota), ``max_slots``,
+            ``held_slots``, ``is_default`` (whether it is the quota of a user by ``user:*``) and
+            ``request_limit``.
 
         Example:
             >>> client = zerolab.Client()
@@ -273,13 +275,17 @@ class Client(Transport):
         """
         return self._unpaged_list("/quotas", "quotas")
 
-    def put_quota(self, kind: str, name: str, max_slots: int) -> Json:
+    def put_quota(
+        self, kind: str, name: str, max_slots: int, *, request_limit: int | None = None
+    ) -> Json:
         """Limit the slots of a pool, label, user or project.
 
         Args:
             kind: ``pool``, ``label``, ``user`` or ``project``.
-            name: Name of the pool, user or project, or the label.
+            name: Name of the pool, user or project, or the label; the user ``*`` is each user who
+                has no other quota.
             max_slots: Maximum number of slots that these jobs hold together.
+            request_limit: With the user ``*``: the most slots that a user may request.
 
         Returns:
             The quota, as in :meth:`quotas`.
@@ -289,10 +295,11 @@ class Client(Transport):
 
         Example:
             >>> client = zerolab.Client()
-            >>> client.put_quota("label", "students", 4)
-            {'group': 'label:students', 'max_slots': 4, 'held_slots': 0}
+            >>> client.put_quota("label", "students", 4)["max_slots"]
+            4
         """
-        response = self._send("PUT", _path("quotas", kind, name), json={"max_slots": max_slots})
+        body = {"max_slots": max_slots, "request_limit": request_limit}
+        response = self._send("PUT", _path("quotas", kind, name), json=body)
         return resource(response.json(), "quota")
 
     def delete_quota(self, kind: str, name: str) -> None:
@@ -311,6 +318,82 @@ class Client(Transport):
             >>> client.delete_quota("label", "guests")
         """
         self._send("DELETE", _path("quotas", kind, name))
+
+    def quota_requests(self, state: str | None = None) -> list[Json]:
+        """List the newest requests for larger quotas, newest first.
+
+        Args:
+            state: Only ``OPEN``, ``APPROVED`` or ``DECLINED`` ones.
+
+        Returns:
+            One dict per request: ``id``, ``user``, ``max_slots``, ``reason``, ``state``,
+            ``created_at``, ``decided_at``, ``decided_by`` and ``answer``.
+
+        Raises:
+            ConfigError: If the state is unknown.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.quota_requests("OPEN")
+            []
+        """
+        return self._unpaged_list("/quota-requests", "requests", state=state)
+
+    def request_quota(self, max_slots: int, reason: str) -> Json:
+        """Request a larger quota for the user of this client.
+
+        It replaces the open request of the user.
+
+        Args:
+            max_slots: Requested quota.
+            reason: Why, for the administrator.
+
+        Returns:
+            The request, as in :meth:`quota_requests`.
+
+        Raises:
+            ConflictError: If no quota limits the user.
+            ConfigError: If it is not more than the quota, or more than a user may request.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> quota = client.put_quota("user", "admin", 4)
+            >>> request = client.request_quota(8, "a large model")
+            >>> client.decide_quota_request(request["id"], approve=True)["state"]
+            'APPROVED'
+            >>> client.delete_quota("user", "admin")
+        """
+        body = {"max_slots": max_slots, "reason": reason}
+        return resource(self._send("POST", "/quota-requests", json=body).json(), "request")
+
+    def decide_quota_request(self, request_id: int, *, approve: bool, reason: str = "") -> Json:
+        """Approve or decline a request for a larger quota.
+
+        An approved one sets the quota of its user.
+
+        Args:
+            request_id: The request.
+            approve: Whether the user gets the quota.
+            reason: Why, for the user.
+
+        Returns:
+            The request, as in :meth:`quota_requests`.
+
+        Raises:
+            NotFoundError: If there is no such request.
+            ConflictError: If it was decided, or the quota is as large already.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> quota = client.put_quota("user", "admin", 4)
+            >>> request = client.request_quota(8, "a large model")
+            >>> client.decide_quota_request(request["id"], approve=False)["state"]
+            'DECLINED'
+            >>> client.delete_quota("user", "admin")
+        """
+        action = "approve" if approve else "decline"
+        path = _path("quota-requests", str(request_id), action)
+        return resource(self._send("POST", path, json={"reason": reason}).json(), "request")
 
     def notification_channels(self) -> list[Json]:
         """List the notification channels, without their URLs and secrets.

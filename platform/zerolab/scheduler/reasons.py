@@ -98,9 +98,10 @@ def over_quota(job: Job, group: str, limit: int) -> str:
             f"it needs {_describe_slots(job)}, and resources.max_slots is {limit}: it cannot start "
             f"until that is raised: `zerolab job set max-slots {job.job_id} {job.slots}`"
         )
+    request = f"`zerolab quota request {job.slots}`, or " if group.startswith("user:") else ""
     return (
         f"it needs {_describe_slots(job)}, and quota {group} allows {limit}: it cannot start until "
-        f"that is raised: `zerolab quota set {group} {job.slots}`"
+        f"that is raised: {request}`zerolab quota set {group} {job.slots}`"
     )
 
 

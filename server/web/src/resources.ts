@@ -729,12 +729,16 @@ export interface ProjectPage {
 
 /** Maximum number of slots that some jobs may hold together. */
 export interface Quota {
-  /** `pool:NAME`, `label:NAME`, `user:NAME` or `project:NAME`. */
+  /** `pool:NAME`, `label:NAME`, `user:NAME` or `project:NAME`; `user:*` is the quota of each user without a quota of the user's own. */
   group: string;
   /** Maximum number of slots. */
   max_slots: number;
   /** Number of slots that these jobs hold now. */
   held_slots: number;
+  /** Whether it is the quota of a user that `user:*` sets. */
+  is_default: boolean;
+  /** Of `user:*`: the most slots that a user may request; null without a limit. */
+  request_limit: number | null;
 }
 
 /** Response with one quota. */
@@ -745,6 +749,39 @@ export interface QuotaAnswer {
 /** Response with all quotas. */
 export interface QuotaPage {
   quotas: Array<Quota>;
+  next_after: null;
+}
+
+/** Request of a user for a larger quota. */
+export interface QuotaRequest {
+  /** Id, from 1. */
+  id: number;
+  /** User who may hold more slots if it is approved. */
+  user: string;
+  /** Requested quota. */
+  max_slots: number;
+  /** Reason that the user gives. */
+  reason: string;
+  /** `OPEN` until an administrator decides. */
+  state: "APPROVED" | "DECLINED" | "OPEN";
+  /** Time of the request. */
+  created_at: string;
+  /** Time of the decision. */
+  decided_at: string | null;
+  /** Administrator who decided. */
+  decided_by: string | null;
+  /** Reason that the administrator gives. */
+  answer: string;
+}
+
+/** Response with one request. */
+export interface QuotaRequestAnswer {
+  request: QuotaRequest;
+}
+
+/** Requests, newest first. */
+export interface QuotaRequestPage {
+  requests: Array<QuotaRequest>;
   next_after: null;
 }
 

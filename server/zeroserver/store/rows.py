@@ -22,6 +22,7 @@ from zeroserver.store.schema import (
     notification_channels,
     notifications,
     projects,
+    quota_requests,
     run_nodes,
     runs,
     searcher_events,
@@ -42,6 +43,7 @@ __all__ = [
     "NodeRow",
     "NotificationRow",
     "ProjectRow",
+    "QuotaRequestRow",
     "Reporting",
     "Row",
     "RunRow",
@@ -372,6 +374,22 @@ class ChannelRow(Row, frozen=True, gc=False):
     events: str
     all_experiments: int
     created_at: float
+
+
+class QuotaRequestRow(Row, frozen=True, gc=False):
+    """Row of the table ``quota_requests``."""
+
+    table: ClassVar[Table] = quota_requests
+
+    id: int
+    user_id: int
+    max_slots: int
+    reason: str
+    state: str
+    created_at: float
+    decided_at: float | None
+    decided_by: int | None
+    answer: str
 
 
 class NotificationRow(Row, frozen=True, gc=False):

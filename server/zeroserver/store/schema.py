@@ -47,6 +47,7 @@ __all__ = [
     "points",
     "pools",
     "projects",
+    "quota_requests",
     "quotas",
     "rollups",
     "run_nodes",
@@ -58,7 +59,7 @@ __all__ = [
     "users",
 ]
 
-HEAD = "0027"
+HEAD = "0033"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -307,6 +308,23 @@ quotas = Table(
     metadata,
     Column("group_name", Text, primary_key=True),  # such as pool:NAME
     Column("max_slots", Integer, nullable=False),
+    Column("request_limit", Integer, nullable=True),  # the most that a user may request
+)
+
+quota_requests = Table(  # of users for more slots
+    "quota_requests",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("user_id", BigInteger, nullable=False),
+    Column("max_slots", Integer, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("state", String(8), nullable=False),  # OPEN, APPROVED, DECLINED
+    Column("created_at", Double, nullable=False),
+    Column("decided_at", Double, nullable=True),
+    Column("decided_by", BigInteger, nullable=True),  # a user
+    Column("answer", Text, nullable=False, server_default=""),
+    Index("ix_quota_requests_state", "state", "user_id"),
+    sqlite_autoincrement=True,
 )
 
 runs = Table(

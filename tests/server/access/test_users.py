@@ -23,7 +23,7 @@ ANYBODY = {"POST /login-links", "POST /logout", "POST /experiments/preview"}
 """Routes that are no GET and that viewers may use."""
 OF_MEMBERS = {"POST /experiments", "POST /import", "POST /models", "POST /checkpoints/remove",
               "POST /experiments/{experiment_id}/fork", "POST /trials/{trial_id}/fork",
-              "POST /external-runs", "POST /projects"}  # fmt: skip
+              "POST /external-runs", "POST /projects", "POST /quota-requests"}  # fmt: skip
 """Routes without an owner that create something, or check owners in the body."""
 OWN_ACCOUNT = {"GET /users/{user}/tokens", "POST /users/{user}/tokens",
                "DELETE /users/{user}/tokens/{token_id}", "PUT /users/{user}/password"}  # fmt: skip
@@ -111,7 +111,9 @@ def expected(route: str, access: Access, caller: str) -> bool:
         return True
     if caller == "vic":
         return False
-    is_shared = re.search(r"/(pools|quotas|agents|users|defaults|notification-channels)", path)
+    is_shared = re.search(
+        r"/(pools|quotas|quota-requests|agents|users|defaults|notification-ch)", path
+    )
     return short in OF_MEMBERS or (caller == "ann" and not is_shared)
 
 
@@ -132,7 +134,7 @@ def test_every_route_for_every_user(team: tuple[Server, dict[str, str]]) -> None
              "project": "vision", "token_id": "1", "run_id": "1", "agent_id": "1",
              "action": "pause", "kind": "pool", "name:path": "default",
              "version": "1", "digest": "0" * 64,
-             "model_id": "m-1", "tag_key": "k", "path:path": "x"}  # fmt: skip
+             "model_id": "m-1", "request_id": "1", "tag_key": "k", "path:path": "x"}  # fmt: skip
     guard = Guard(
         _answer, services.keys, services.settings, server.app.router.routes,
         has_ended=services.open_runs.has_ended, ownership=services.ownership,

@@ -172,7 +172,10 @@ def test_quota_limits_total_slots(server: Server, group: str) -> None:
     server.add_agent(4)
     response = server.request("PUT", f"/quotas/{group}", json={"max_slots": 2})
     name = group.replace("/", ":")
-    assert response == {"quota": {"group": name, "max_slots": 2, "held_slots": 0}}
+    quota = {
+        "group": name, "max_slots": 2, "held_slots": 0, "is_default": False, "request_limit": None,
+    }  # fmt: skip
+    assert response == {"quota": quota}
     for _ in range(3):
         server.submit(labels=["vision x"])
     server.submit(**resources(resource_pool="none"))
@@ -181,7 +184,7 @@ def test_quota_limits_total_slots(server: Server, group: str) -> None:
         job(server, 3)["waiting_reason"]
         == f"it needs 1 slot, and 2 of the 2 of quota {name} are held"
     )
-    assert server.get("/quotas")["quotas"] == [{"group": name, "max_slots": 2, "held_slots": 2}]
+    assert server.get("/quotas")["quotas"] == [quota | {"held_slots": 2}]
     server.request("DELETE", f"/quotas/{group}")
     assert running(server, 1) == [1, 2, 3]
     assert f"no quota {name}" in error_text(server, "DELETE", f"/quotas/{group}", None, 404)

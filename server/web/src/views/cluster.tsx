@@ -1,8 +1,9 @@
 /** The cluster: what waits, in its order and why, and the machines that could run it. */
 
-import { useEffect, useState } from "preact/hooks";
+import type { FunctionComponent } from "preact";
+import { useContext, useEffect, useState } from "preact/hooks";
 
-import { Allowed } from "./users/access";
+import { Allowed, Caller } from "./users/access";
 import { get, patch, post, remove } from "../api";
 import { number, seconds } from "../format";
 import { useEvents, useLoaded } from "../live";
@@ -62,6 +63,7 @@ export function Cluster() {
       {pools.map((pool) => (
         <Queue key={pool.name} pool={pool} alone={pools.length === 1} jobs={jobs.filter((job) => job.pool === pool.name)} act={act} />
       ))}
+      <SharedQuotas tick={found.value} />
       <h2>
         Agents <Raw path="/agents" />
       </h2>
@@ -74,6 +76,16 @@ export function Cluster() {
       )}
     </>
   );
+}
+
+/** Quotas, where several users share the slots: a chunk that a single user never loads. */
+function SharedQuotas({ tick }: { tick: unknown }) {
+  const shared = useContext(Caller)?.shared ?? false;
+  const [View, setView] = useState<FunctionComponent<{ tick: unknown }> | null>(null);
+  useEffect(() => {
+    if (shared) void import("./users/quotas").then((loaded) => setView(() => loaded.Quotas));
+  }, [shared]);
+  return View && <View tick={tick} />;
 }
 
 interface QueueProps {

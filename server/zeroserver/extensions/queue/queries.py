@@ -8,13 +8,14 @@ from sqlalchemy import Connection, func, select
 
 from zerolab.scheduler import Policy
 from zeroserver.analysis.cost import count_host_slots
-from zeroserver.api.cluster.cluster_queries import pool_policies, quota_limits
+from zeroserver.api.cluster.cluster_queries import pool_policies
 from zeroserver.extensions.queue.resources import Job, Quota
-from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
+from zeroserver.orchestrator.cluster.scheduler_input import EVERY_USER, OPEN_RUNS, read_quotas
 from zeroserver.orchestrator.node_service import held_slots
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import EXPERIMENT_ENDED
-from zeroserver.store.schema import experiments, projects, runs, trials, users
+from zeroserver.store.schema import experiments, projects, quotas, runs, trials, users
+from zeroserver.store.user_directory import UserDirectory
 
 __all__ = ["job_list", "quota_list"]
 
@@ -90,9 +91,13 @@ def _on_fewer(connection: Connection) -> dict[int, str]:
     return result
 
 
-def quota_list(connection: Connection) -> list[Quota]:
-    """Return all quotas with the number of slots in use."""
-    limits = quota_limits(connection)
+def quota_list(connection: Connection, directory: UserDirectory) -> list[Quota]:
+    """Return all quotas with the number of slots in use, including those of users by default."""
+    stored = {row.group_name: row for row in connection.execute(select(quotas))}
+    active = [user for user in directory.users() if user.active]
+    limits = read_quotas(connection, active) | {
+        group: row.max_slots for group, row in stored.items()
+    }
     by_job = _held(connection)
     columns = experiments.c
     query = (
@@ -110,7 +115,18 @@ def quota_list(connection: Connection) -> list[Quota]:
         groups = {f"pool:{row.pool}", f"user:{row.owner}", f"project:{row.project}"}
         for group in groups | {f"label:{label}" for label in labels}:
             used[group] += by_job[row.id]
-    return [Quota(group, most, used[group]) for group, most in sorted(limits.items())]
+        if f"user:{row.owner}" not in stored:
+            used[EVERY_USER] += by_job[row.id]
+    return [
+        Quota(
+            group=group,
+            max_slots=most,
+            held_slots=used[group],
+            is_default=group not in stored,
+            request_limit=stored[group].request_limit if group in stored else None,
+        )
+        for group, most in sorted(limits.items())
+    ]
 
 
 def _held(connection: Connection) -> Counter[int]:

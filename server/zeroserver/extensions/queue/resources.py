@@ -1,5 +1,7 @@
 """Resources of the queue: jobs, pools and quotas."""
 
+from typing import Literal
+
 from zeroserver.api.resources import Pool
 from zeroserver.api.rows import Resource, Time
 from zeroserver.states import ExperimentState
@@ -13,6 +15,9 @@ __all__ = [
     "Quota",
     "QuotaAnswer",
     "QuotaPage",
+    "QuotaRequest",
+    "QuotaRequestAnswer",
+    "QuotaRequestPage",
 ]
 
 
@@ -87,11 +92,16 @@ class Quota(Resource, frozen=True):
     """Maximum number of slots that some jobs may hold together."""
 
     group: str
-    """`pool:NAME`, `label:NAME`, `user:NAME` or `project:NAME`."""
+    """`pool:NAME`, `label:NAME`, `user:NAME` or `project:NAME`; `user:*` is the quota of each user
+    without a quota of the user's own."""
     max_slots: int
     """Maximum number of slots."""
     held_slots: int
     """Number of slots that these jobs hold now."""
+    is_default: bool
+    """Whether it is the quota of a user that `user:*` sets."""
+    request_limit: int | None
+    """Of `user:*`: the most slots that a user may request; null without a limit."""
 
 
 class QuotaAnswer(Resource, frozen=True):
@@ -104,4 +114,40 @@ class QuotaPage(Resource, frozen=True):
     """Response with all quotas."""
 
     quotas: list[Quota]
+    next_after: None = None
+
+
+class QuotaRequest(Resource, frozen=True):
+    """Request of a user for a larger quota."""
+
+    id: int
+    """Id, from 1."""
+    user: str
+    """User who may hold more slots if it is approved."""
+    max_slots: int
+    """Requested quota."""
+    reason: str
+    """Reason that the user gives."""
+    state: Literal["APPROVED", "DECLINED", "OPEN"]
+    """`OPEN` until an administrator decides."""
+    created_at: Time
+    """Time of the request."""
+    decided_at: Time | None
+    """Time of the decision."""
+    decided_by: str | None
+    """Administrator who decided."""
+    answer: str
+    """Reason that the administrator gives."""
+
+
+class QuotaRequestAnswer(Resource, frozen=True):
+    """Response with one request."""
+
+    request: QuotaRequest
+
+
+class QuotaRequestPage(Resource, frozen=True):
+    """Requests, newest first."""
+
+    requests: list[QuotaRequest]
     next_after: None = None

@@ -1,7 +1,7 @@
 """Routes of the queue: jobs, resource pools and quotas."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -10,11 +10,12 @@ from sqlalchemy import Connection
 from zerolab.errors import NotFoundError
 from zerolab.scheduler import Policy
 from zeroserver.access.principal import PrincipalDep
-from zeroserver.access.routes import ACCESS, ADMIN, VIEWER, own
+from zeroserver.access.routes import ACCESS, ADMIN, MEMBER, VIEWER, own
 from zeroserver.api.cluster.cluster_queries import pool_list
-from zeroserver.api.common import IdPath
+from zeroserver.api.common import IdPath, Limit, PlainText
 from zeroserver.api.strict_route import resource_router
 from zeroserver.extensions.queue.queries import job_list, quota_list
+from zeroserver.extensions.queue.quota_requests import QuotaRequestService, request_list
 from zeroserver.extensions.queue.resources import (
     JobAnswer,
     JobPage,
@@ -22,6 +23,8 @@ from zeroserver.extensions.queue.resources import (
     PoolPage,
     QuotaAnswer,
     QuotaPage,
+    QuotaRequestAnswer,
+    QuotaRequestPage,
 )
 from zeroserver.extensions.queue.service import JobChange, QueueService
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
@@ -41,6 +44,10 @@ ACCESS.update(
         "GET /api/v1/quotas": VIEWER,
         "PUT /api/v1/quotas/{kind}/{name:path}": ADMIN,
         "DELETE /api/v1/quotas/{kind}/{name:path}": ADMIN,
+        "GET /api/v1/quota-requests": VIEWER,
+        "POST /api/v1/quota-requests": MEMBER,
+        "POST /api/v1/quota-requests/{request_id}/approve": ADMIN,
+        "POST /api/v1/quota-requests/{request_id}/decline": ADMIN,
     }
 )
 
@@ -163,7 +170,8 @@ async def put_pool(services: ServicesDep, name: Name, body: PoolPut) -> PoolAnsw
 @router.get("/quotas")
 async def list_quotas(services: ServicesDep) -> QuotaPage:
     """List the quotas and their slots in use."""
-    return await services.read(lambda connection: QuotaPage(quotas=quota_list(connection)))
+    users = services.orchestrator.users
+    return await services.read(lambda connection: QuotaPage(quotas=quota_list(connection, users)))
 
 
 Kind = Literal["pool", "label", "user", "project"]
@@ -175,13 +183,19 @@ class QuotaPut(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     max_slots: Annotated[int, Field(ge=0, lt=2**31, strict=True)]
+    request_limit: Annotated[int, Field(ge=0, lt=2**31, strict=True)] | None = None
+    """With ``user/*``: the most slots that a user may request."""
 
 
 @router.put("/quotas/{kind}/{name:path}")
 async def put_quota(services: ServicesDep, kind: Kind, name: Name, body: QuotaPut) -> QuotaAnswer:
-    """Limit the number of slots of all jobs of a pool, label, user or project."""
-    await _write(services, lambda work: QueueService(work).set_quota(kind, name, body.max_slots))
-    items: Any = await services.read(quota_list)
+    """Limit the slots of all jobs of a pool, label, user or project; ``user/*``: of each user."""
+    await _write(
+        services,
+        lambda work: QueueService(work).set_quota(kind, name, body.max_slots, body.request_limit),
+    )
+    users = services.orchestrator.users
+    items = await services.read(lambda connection: quota_list(connection, users))
     return QuotaAnswer(next(quota for quota in items if quota.group == f"{kind}:{name}"))
 
 
@@ -190,3 +204,85 @@ async def delete_quota(services: ServicesDep, kind: Kind, name: Name) -> Respons
     """Remove a quota."""
     await _write(services, lambda work: QueueService(work).remove_quota(kind, name))
     return Response(status_code=204)
+
+
+@router.get("/quota-requests")
+async def list_quota_requests(
+    services: ServicesDep,
+    state: Annotated[
+        Literal["OPEN", "APPROVED", "DECLINED"] | None, Query(description="Only in this state.")
+    ] = None,
+    limit: Limit = 100,
+) -> QuotaRequestPage:
+    """List the newest requests for larger quotas, newest first."""
+    users = services.orchestrator.users
+    return await services.read(
+        lambda connection: QuotaRequestPage(
+            requests=request_list(connection, users, state=state, limit=limit)
+        )
+    )
+
+
+class NewQuotaRequest(BaseModel):
+    """Request for a larger quota."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_slots: Annotated[int, Field(ge=1, lt=2**31, strict=True)]
+    reason: Annotated[PlainText, Field(min_length=1, max_length=1000)]
+
+
+async def _request(services: Services, request_id: int) -> QuotaRequestAnswer:
+    users = services.orchestrator.users
+    (request,) = await services.read(
+        lambda connection: request_list(connection, users, request_id=request_id)
+    )
+    return QuotaRequestAnswer(request)
+
+
+@router.post("/quota-requests", status_code=201)
+async def create_quota_request(
+    services: ServicesDep, principal: PrincipalDep, body: NewQuotaRequest
+) -> QuotaRequestAnswer:
+    """Request a larger quota for the caller; it replaces the caller's open request."""
+    request_id = await services.write(
+        lambda work: QuotaRequestService(work).create(
+            principal.user_id, body.max_slots, body.reason
+        )
+    )
+    return await _request(services, request_id)
+
+
+class QuotaDecision(BaseModel):
+    """Decision about a request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: Annotated[PlainText, Field(max_length=1000)] = ""
+
+
+@router.post("/quota-requests/{request_id}/approve")
+async def approve_quota_request(
+    services: ServicesDep, principal: PrincipalDep, request_id: IdPath, body: QuotaDecision
+) -> QuotaRequestAnswer:
+    """Approve a request: its user has the requested quota from now on."""
+    await _write(
+        services,
+        lambda work: QuotaRequestService(work).decide(
+            request_id, principal.user_id, body.reason, approved=True
+        ),
+    )
+    return await _request(services, request_id)
+
+
+@router.post("/quota-requests/{request_id}/decline")
+async def decline_quota_request(
+    services: ServicesDep, principal: PrincipalDep, request_id: IdPath, body: QuotaDecision
+) -> QuotaRequestAnswer:
+    """Decline a request; the quota stays as it is."""
+    await services.write(
+        lambda work: QuotaRequestService(work).decide(
+            request_id, principal.user_id, body.reason, approved=False
+        )
+    )
+    return await _request(services, request_id)

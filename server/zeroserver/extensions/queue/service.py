@@ -13,6 +13,7 @@ from sqlalchemy import (
 from zerolab.contract.names import check_pool, text_problem
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
 from zerolab.scheduler import Policy
+from zeroserver.orchestrator.cluster.scheduler_input import EVERY_USER
 from zeroserver.orchestrator.service import Service
 from zeroserver.states import EXPERIMENT_ENDED
 from zeroserver.store.rows import ExperimentRow
@@ -183,8 +184,16 @@ class QueueService(Service):
         self.work.connection.execute(delete(pools).where(pools.c.name == name))
         self.work.connection.execute(pools.insert().values(name=name, policy=policy.value))
 
-    def set_quota(self, kind: str, name: str, max_slots: int) -> None:
+    def set_quota(
+        self, kind: str, name: str, max_slots: int, request_limit: int | None = None
+    ) -> None:
         """Limit the slots that the jobs of a pool, label, user or project hold together.
+
+        Args:
+            kind: Kind of the group.
+            name: Its name; ``*`` is each user who has no other quota.
+            max_slots: Maximum number of slots.
+            request_limit: The most that a user may request.
 
         Raises:
             ConfigError: If the name is invalid, or there is no such user or project.
@@ -192,14 +201,20 @@ class QueueService(Service):
         if problem := text_problem(name):
             raise ConfigError("quota", [f"{kind}: {problem}"])
         group = _group(kind, name)
-        if (table := _NAMED.get(kind)) is not None:
+        if request_limit is not None and group != EVERY_USER:
+            problem = f"request_limit: must be set with {EVERY_USER}, which it is part of"
+            raise ConfigError("quota", [f"{problem}; got it with {group}"])
+        if request_limit is not None and request_limit < max_slots:
+            problem = f"request_limit: must be at least max_slots = {max_slots}"
+            raise ConfigError("quota", [f"{problem}, got {request_limit}"])
+        if group != EVERY_USER and (table := _NAMED.get(kind)) is not None:
             known = self.work.connection.scalars(select(table.c.name).order_by(table.c.name)).all()
             if name not in known:
                 problem = f"{kind}: must be one of {', '.join(known)}, got {name!r}"
                 raise ConfigError("quota", [problem])
         self.work.connection.execute(delete(quotas).where(quotas.c.group_name == group))
-        statement = quotas.insert().values(group_name=group, max_slots=max_slots)
-        self.work.connection.execute(statement)
+        row = {"group_name": group, "max_slots": max_slots, "request_limit": request_limit}
+        self.work.connection.execute(quotas.insert().values(row))
 
     def remove_quota(self, kind: str, name: str) -> None:
         """Remove a quota.

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 
 from zerolab.contract.names import TASK_LABEL
 from zerolab.scheduler import (
@@ -29,7 +29,7 @@ from zeroserver.orchestrator.node_service import held_slots
 from zeroserver.orchestrator.service import Service
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import EXPERIMENT_STOPPING, ExperimentState, RunState
-from zeroserver.store.rows import AgentRow, read_rows
+from zeroserver.store.rows import AgentRow, UserRow, read_rows
 from zeroserver.store.schema import (
     WAITING,
     agents,
@@ -42,10 +42,12 @@ from zeroserver.store.schema import (
     users,
 )
 
-__all__ = ["OPEN_RUNS", "SchedulerInput", "down_slots", "why_closed"]
+__all__ = ["EVERY_USER", "OPEN_RUNS", "SchedulerInput", "down_slots", "read_quotas", "why_closed"]
 
 OPEN_RUNS = (RunState.ASSIGNED, RunState.RUNNING)
 """Runs in these states hold their slots."""
+EVERY_USER = "user:*"
+"""Quota of each user that has no other one."""
 _DUE = f"{WAITING} AND (restart_at IS NULL OR restart_at <= ?)"
 _QUEUE = (
     "SELECT experiment_id, excluded, COUNT(*), MIN(id) FROM trials "  # noqa: S608 - our own words
@@ -209,6 +211,7 @@ class SchedulerInput(Service):
                 used_slots[agent_id].update(slots)
         intact = {} if reporting is None else reporting.slots
         connection = self.work.connection
+        all_users = self.work.orchestrator.users.users()
         alive = select(agents).where(agents.c.alive == 1).order_by(agents.c.id)
         return Cluster(
             agents=[
@@ -216,10 +219,26 @@ class SchedulerInput(Service):
                 for row in read_rows(connection, AgentRow, alive)
             ],
             policies={row.name: Policy(row.policy) for row in connection.execute(select(pools))},
-            quotas={row.group_name: row.max_slots for row in connection.execute(select(quotas))},
-            weights={user.name: user.weight for user in self.work.orchestrator.users.users()},
+            quotas=read_quotas(connection, all_users),
+            weights={user.name: user.weight for user in all_users},
             usage=self.recent_usage().slot_seconds,
         )
+
+
+def read_quotas(connection: Connection, all_users: Iterable[UserRow]) -> dict[str, int]:
+    """Return the maximum number of slots of each group, with the default of users.
+
+    Args:
+        connection: Database connection.
+        all_users: Users of the installation.
+    """
+    query = select(quotas.c.group_name, quotas.c.max_slots)
+    limits = {row.group_name: row.max_slots for row in connection.execute(query)}
+    default = limits.pop(EVERY_USER, None)
+    if default is not None:
+        for user in all_users:
+            limits.setdefault(f"user:{user.name}", default)
+    return limits
 
 
 def _most_slots(max_slots: int | None, slots: int, concurrent: int) -> tuple[int | None, str]:
