@@ -21,6 +21,7 @@ with zerolab.core.init() as context:
         train.report_image("images", [black, white], caption=[f"a{step}", f"b{step}"])
         train.report_histogram("weights", [step, 2.0 * step], bins=4)
     train.report_table("scores", [{"class": "b", "n": 9}, {"class": "a", "n": 10}])
+    train.report_image("many", [black] * 13)
     train.report_text("sample", "<b>text</b>")
     train.report_audio("tone", [0.0] * 800, sample_rate=8000)
     open("page.html", "w").write("<script>document.title = 'owned'</script>")
@@ -105,5 +106,9 @@ def test_trials_are_shown_side_by_side(viewer: Watched) -> None:
         images = page.get_by_role("figure", name="images", exact=True)
         expect(images.get_by_role("link", name="trial", exact=False)).to_have_count(2)
         expect(images.get_by_role("img", name="a30")).to_have_count(2)
+        many = page.get_by_role("figure", name="many", exact=True)
+        expect(many.get_by_role("img")).to_have_count(24)  # 12 of each trial
+        many.get_by_role("button", name="Show all 13").first.click()
+        expect(many.get_by_role("img")).to_have_count(25)
     page = viewer.show("#/compare/1")
     expect(page.get_by_role("figure", name="images", exact=True)).to_be_visible()

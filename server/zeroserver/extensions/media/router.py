@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 from fastapi import Depends, Path, Query
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from sqlalchemy import ColumnElement, Connection, func, select, true, tuple_
 from starlette.concurrency import run_in_threadpool
 
@@ -43,6 +43,8 @@ ACCESS.update(
     }
 )
 
+_SMALL = 256 * 1024
+"""Maximum size of a file that one thread reads at once, in bytes; pieces cost a switch each."""
 _CACHED = "private, max-age=31536000, immutable"
 """For a file that is named by its content."""
 
@@ -141,9 +143,7 @@ def _file_name(row: MediaRow) -> str:
 
 
 @router.get("/{trial_id}/media/{digest}", response_class=StreamingResponse, responses=FILE_ANSWER)
-async def get_media_file(
-    services: ServicesDep, trial_id: IdPath, digest: Digest
-) -> StreamingResponse:
+async def get_media_file(services: ServicesDep, trial_id: IdPath, digest: Digest) -> Response:
     """Download the content of a medium from the checkpoint storage.
 
     Images and audio have their content type. Everything else is sent as an attachment of unknown
@@ -159,7 +159,6 @@ async def get_media_file(
         return rows[0], find_row(connection, ExperimentRow, experiment_id)
 
     row, experiment = await services.read(read)
-    pieces = await run_in_threadpool(_pieces, services, row, experiment)
     content_type = CONTENT_TYPES.get(row.suffix.lower())
     shown = content_type is not None and row.type in {"image", "audio"}
     disposition = "inline" if shown else "attachment"
@@ -170,6 +169,10 @@ async def get_media_file(
         "Cache-Control": _CACHED,
     }
     served = content_type if shown else "application/octet-stream"
+    if row.size <= _SMALL:
+        content = await run_in_threadpool(lambda: b"".join(_pieces(services, row, experiment)))
+        return Response(content, media_type=served, headers=headers)
+    pieces = await run_in_threadpool(_pieces, services, row, experiment)
     return StreamingResponse(pieces, media_type=served, headers=headers)
 
 

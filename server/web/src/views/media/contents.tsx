@@ -14,6 +14,8 @@ interface Props {
   type: Media["type"];
   series: Series;
   step: number;
+  /** Other trials are shown beside this one. */
+  several: boolean;
 }
 
 /** Index behind the last medium whose step is at most `step`; the media are sorted by step. */
@@ -35,7 +37,7 @@ export function shownAt(media: Media[], step: number): Media[] {
   return media.slice(behind(media, media[end - 1]!.step - 1), end);
 }
 
-export function Contents({ type, series, step }: Props) {
+export function Contents({ type, series, step, several }: Props) {
   const { trial, media } = series;
   if (type === "file") return <Files trial={trial} media={media} />;
   const shown = shownAt(media, step);
@@ -44,7 +46,7 @@ export function Contents({ type, series, step }: Props) {
   return (
     <>
       {first.step !== step && <small class="muted">batch {number(first.step)}</small>}
-      {type === "image" && <Images trial={trial} media={shown} />}
+      {type === "image" && <Images trial={trial} media={shown} several={several} />}
       {type === "audio" && shown.map((one) => <Sound key={one.position} trial={trial} medium={one} />)}
       {type === "text" && shown.map((one) => <Words key={one.position} trial={trial} medium={one} />)}
       {type === "table" && shown.map((one) => <Rows key={one.position} trial={trial} medium={one} />)}
@@ -57,36 +59,54 @@ export const source = (trial: number, { digest }: Media): string => `/api/v1/tri
 
 const caption = ({ metadata }: Media): string => (typeof metadata.caption === "string" ? metadata.caption : "");
 
-function Images({ trial, media }: { trial: number; media: Media[] }) {
+/** Most images of a step that are shown at first, in one trial and in each of several. */
+const MOST_IMAGES = [60, 12] as const;
+
+function Images({ trial, media, several }: { trial: number; media: Media[]; several: boolean }) {
+  const [everything, setEverything] = useState(false);
+  const most = MOST_IMAGES[several ? 1 : 0];
   return (
-    <ul class="images">
-      {media.map((one) => (
-        <li key={one.position}>
-          <a href={source(trial, one)} target="_blank" rel="noreferrer">
-            <Picture key={one.digest} url={source(trial, one)} medium={one} />
-          </a>
-          {caption(one) && <small>{caption(one)}</small>}
-        </li>
-      ))}
-    </ul>
+    <>
+      <ul class="images">
+        {(everything ? media : media.slice(0, most)).map((one) => (
+          <li key={one.position}>
+            <a href={source(trial, one)} target="_blank" rel="noreferrer">
+              <Picture url={source(trial, one)} medium={one} />
+            </a>
+            {caption(one) && <small>{caption(one)}</small>}
+          </li>
+        ))}
+      </ul>
+      {media.length > most && (
+        <button type="button" onClick={() => setEverything(!everything)}>
+          {everything ? `Show the first ${most}` : `Show all ${number(media.length)}`}
+        </button>
+      )}
+    </>
   );
 }
 
 /** Wait before an image that its run has not uploaded yet is asked for again. */
 const AGAIN_MS = 2000;
+/** Width of images that are enlarged, because they have fewer pixels. */
+const ENLARGED = 96;
 
+/** An image. The element stays from step to step, so the browser drops requests of steps passed over. */
 function Picture({ url, medium }: { url: string; medium: Media }) {
-  const [tries, setTries] = useState(0);
-  const small = Number(medium.metadata.width ?? 0) <= 64;
-  const again = () => tries < 5 && window.setTimeout(() => setTries(tries + 1), AGAIN_MS);
+  const [failed, setFailed] = useState({ url, tries: 0 });
+  const tries = failed.url === url ? failed.tries : 0;
+  const again = () => tries < 5 && window.setTimeout(() => setFailed({ url, tries: tries + 1 }), AGAIN_MS);
+  const [width, height] = [Number(medium.metadata.width), Number(medium.metadata.height)];
+  const small = width <= 64;
+  const scale = small ? ENLARGED / width : 1;
   return (
     <img
-      src={tries > 0 ? `${url}?` : url}
-      key={tries}
+      src={tries > 0 ? `${url}?${tries}` : url}
       class={small ? "small" : ""}
       loading="lazy"
       alt={caption(medium) || `${medium.name} at batch ${medium.step}`}
-      width={small ? 96 : undefined}
+      width={scale * width || undefined}
+      height={Math.round(scale * height) || undefined}
       onError={again}
     />
   );

@@ -18,6 +18,8 @@ interface Panel {
   name: string;
   type: MediaName["type"];
   trials: number[];
+  /** Changes with the media, so that they are read again only then. */
+  version: string;
 }
 
 async function names(trials: number[]): Promise<{ panels: Panel[]; steps: number[] }> {
@@ -25,10 +27,11 @@ async function names(trials: number[]): Promise<{ panels: Panel[]; steps: number
   const panels = new Map<string, Panel>();
   const steps = new Set<number>();
   pages.forEach((page, at) => {
-    for (const { name, type, first_step, last_step } of page.names) {
+    for (const { name, type, first_step, last_step, count, size } of page.names) {
       const key = `${type} ${name}`;
-      const panel = panels.get(key) ?? { name, type, trials: [] };
+      const panel = panels.get(key) ?? { name, type, trials: [], version: "" };
       panel.trials.push(trials[at]!);
+      panel.version += `${count} ${last_step} ${size},`;
       panels.set(key, panel);
       steps.add(first_step).add(last_step);
     }
@@ -76,16 +79,16 @@ export function Panels({ trials, tick, quiet = false }: MediaProps) {
         {matching.length > MOST_PANELS && <span class="muted">Showing {MOST_PANELS} of {matching.length} names</span>}
       </div>
       {matching.slice(0, MOST_PANELS).map((panel) => (
-        <OnePanel key={`${panel.type} ${panel.name}`} panel={panel} step={step} tick={tick} several={trials.length > 1} />
+        <OnePanel key={`${panel.type} ${panel.name}`} panel={panel} step={step} several={trials.length > 1} />
       ))}
     </section>
   );
 }
 
-function OnePanel({ panel, step, tick, several }: { panel: Panel; step: number; tick: number; several: boolean }) {
+function OnePanel({ panel, step, several }: { panel: Panel; step: number; several: boolean }) {
   const query = `media?name=${encodeURIComponent(panel.name)}&type=${panel.type}`;
   const load = () => Promise.all(panel.trials.map(async (trial): Promise<Series> => ({ trial, media: await all<Media>(`/trials/${trial}/${query}`, "media") })));
-  const found = useLoaded(`${panel.trials.join()} ${query}`, load, tick);
+  const found = useLoaded(`${panel.trials.join()} ${query}`, load, panel.version);
   const size = useMemo(() => (found.value ?? []).flatMap(({ media }) => media).reduce((sum, { size }) => sum + size, 0), [found.value]);
   return (
     <figure class="chart" aria-label={panel.name}>
@@ -99,7 +102,7 @@ function OnePanel({ panel, step, tick, several }: { panel: Panel; step: number; 
         {found.value?.map((series) => (
           <div key={series.trial}>
             {several && <a href={trialAddress(series.trial, "media")}>trial {series.trial}</a>}
-            <Contents type={panel.type} series={series} step={step} />
+            <Contents type={panel.type} series={series} step={step} several={several} />
           </div>
         ))}
       </div>
