@@ -16,6 +16,7 @@ __all__ = [
     "file_name_problem",
     "metric_name_problem",
     "printable",
+    "project_name",
     "resources_problem",
     "text_problem",
 ]
@@ -65,6 +66,16 @@ def check_project(name: str) -> str:
         ValueError: If it is invalid.
     """
     return check_pool(name)
+
+
+def project_name(text: str) -> str:
+    """Return the name of a project for that of another tracker; empty if no character is allowed.
+
+    Example:
+        >>> project_name("Vision / digits (v2)")
+        'Vision-digits-v2'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:64].rstrip("-._")
 
 
 def text_problem(text: str, *, lines: bool = False) -> str | None:

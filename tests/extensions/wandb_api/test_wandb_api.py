@@ -199,7 +199,7 @@ assert isinstance(wandb.run, Run)
 def test_transformers_report_to_wandb(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINER)
     environment = {
-        **os.environ, "WANDB_MODE": "offline", "WANDB_LOG_MODEL": "end", "WANDB_PROJECT": "p",
+        **os.environ, "WANDB_MODE": "offline", "WANDB_LOG_MODEL": "end", "WANDB_PROJECT": "my p",
     }  # fmt: skip
     result = subprocess.run(
         [sys.executable, "-m", "zerolab.compat.wandb", "train.py"],
@@ -209,7 +209,7 @@ def test_transformers_report_to_wandb(tmp_path: Path) -> None:
     assert "run `zerolab sync " in result.stderr
     (directory,) = (tmp_path / ".zerolab" / "live").iterdir()
     info: dict[str, Any] = json.loads((directory / "external.json").read_text())
-    assert (info["name"], info["labels"]) == ("tiny", ["p"])
+    assert (info["name"], info["project"], info["create_project"]) == ("tiny", "my-p", True)
     assert info["hparams"]["vocab_size"] == 20
     payloads = SpoolReader(directory / SPOOL_DIR, ended=True).read(1 << 20)[1]
     records = [msgspec.msgpack.decode(payload, type=Record) for payload in payloads]

@@ -51,6 +51,21 @@ def test_external_run_is_a_live_experiment(server: Server) -> None:
 
 
 @on_sqlite
+def test_missing_project_is_created_on_request(server: Server) -> None:
+    body = {"id": "a", "session": "s", "project": "vision"}
+    refused = server.http.post("/api/v1/external-runs", json=body)
+    assert refused.status_code == 422
+    assert "`zerolab project create vision` creates it" in refused.text
+    for key in "ab":
+        server.post("/external-runs", {**body, "id": key, "create_project": True})
+        assert server.experiment()["project"] == "vision"
+    server.request("PATCH", "/projects/vision", json={"archived": True})
+    archived = {**body, "id": "c", "create_project": True}
+    assert server.http.post("/api/v1/external-runs", json=archived).status_code == 409
+    server.post("/external-runs", {**body, "create_project": True})  # of an existing experiment
+
+
+@on_sqlite
 def test_session_is_resumed_without_duplicates(server: Server) -> None:
     first = open_run(server)
     assert open_run(server)["run_id"] == first["run_id"]

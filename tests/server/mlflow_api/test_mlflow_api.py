@@ -66,6 +66,7 @@ def test_run_is_a_live_experiment(server: Server) -> None:
     call(server, "POST", "runs/log-batch", run_id=run_id, **batch)
     assert server.trial()["hparams"]["lr"] == 0.001
     assert server.experiment()["labels"] == ["vision", "team=a", "k=v"]
+    assert server.experiment()["project"] == "vision"
     call(server, "POST", "runs/delete-tag", run_id=run_id, key="k")
     answer = call(server, "GET", "runs/get", run_id=run_id)
     assert "hf_secret" not in str(answer) + str(server.trial())
@@ -202,6 +203,22 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
     ("runs/search", {"max_results": 10**6}, "max_results: must be"),
     ("experiments/create", {"name": "a\x00b"}, "control characters"),
 ]
+
+
+@on_sqlite
+def test_printed_links_lead_to_the_page(server: Server) -> None:
+    number = call(server, "POST", "experiments/create", name="a b")["experiment_id"]
+    run_id = call(server, "POST", "runs/create", experiment_id=number)["run"]["info"]["run_id"]
+    links = {"run": run_id}, {"experiment": number}, {"run": "f" * 32}, {"experiment": "9"}
+    answers = [server.http.get("/mlflow/links", params=link) for link in links]
+    assert [answer.status_code for answer in answers] == [200, 200, 404, 404]
+    pages = [answer.json()["page"] for answer in answers[:2]]
+    assert pages == ["/#/experiments/1", "/#/?find=a%20b"]
+    assert server.get("/experiments")["experiments"][0]["project"] == "a-b"
+    headers = server.http.headers
+    del headers["Authorization"]
+    assert "links.js" in server.http.get("/mlflow/").text
+    assert server.http.get("/mlflow/links", params=links[0]).status_code == 401
 
 
 @on_sqlite

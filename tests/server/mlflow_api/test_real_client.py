@@ -1,6 +1,7 @@
 """The client of MLflow against a server; it is not a dependency of the tests."""
 
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ pytestmark = pytest.mark.processes
 @pytest.mark.filterwarnings("ignore")
 def test_client_logs_and_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow-skinny is not installed")
+    from mlflow.entities import Metric, Param, RunTag
+
     server = LiveServer(tmp_path / "home")
     server.start()
     try:
@@ -38,8 +41,19 @@ def test_client_logs_and_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         path = client.download_artifacts(run_id, "notes/readme.txt", str(tmp_path))
         assert Path(path).read_text() == "hello"
         (ours,) = server.client().experiments()
-        assert (ours.name, ours.state) == ("conv", "COMPLETED")
+        assert (ours.name, ours.state, ours.project) == ("conv", "COMPLETED", "digits")
         assert server.client().trials(ours.id)[0].hparams == {"lr": 0.1}
+        largest = client.create_run("0").info.run_id
+        now = int(1000 * time.time())
+        client.log_batch(
+            largest,
+            [Metric(f"m{index % 500}", index, now, index // 500) for index in range(1000)],
+            [Param(f"p{index}", "x" * 6000) for index in range(100)],
+            [RunTag(f"t{index}", "y" * 8000) for index in range(100)],
+        )
+        data = client.get_run(largest).data
+        assert (len(data.metrics), len(data.params)) == (500, 100)
+        assert data.tags["t99"] == "y" * 8000
         with pytest.raises(mlflow.exceptions.MlflowException, match="0000"):
             client.get_run("0" * 32)
     finally:

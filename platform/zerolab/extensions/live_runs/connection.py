@@ -71,8 +71,9 @@ class LiveConnection:
         info = self._directory.read_info()
         body = msgspec.to_builtins(info)
         del body["server"]
-        if not info.project:
-            del body["project"]
+        for field in ("project", "create_project"):  # unknown to servers before 0.3
+            if not body[field]:
+                del body[field]
         try:
             run = self._client.post(
                 "/external-runs", {**body, "replace": self._replace}, repeatable=True

@@ -56,6 +56,7 @@ def init_live(
     id: str = "",  # noqa: A002 - the name that other trackers use
     labels: Sequence[str] = (),
     project: str = "",
+    create_project: bool = False,
     description: str = "",
     hparams: Mapping[str, Any] | None = None,
     directory: Path | str | None = None,
@@ -74,6 +75,7 @@ def init_live(
         id: Id of the run; a script that uses it again continues the experiment.
         labels: Labels of a new experiment.
         project: Project of a new experiment; by default ``default``.
+        create_project: Whether to create the project if it is missing.
         description: Description of a new experiment.
         hparams: Hyperparameters.
         directory: Directory for the reports until they are sent.
@@ -96,6 +98,7 @@ def init_live(
         description=description,
         labels=list(labels),
         project=project,
+        create_project=create_project,
         hparams=json_metadata(hparams or {}),
         server=server,
     )

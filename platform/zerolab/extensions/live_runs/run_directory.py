@@ -41,6 +41,8 @@ class LiveRunInfo(msgspec.Struct, frozen=True):
     hparams: dict[str, Any] = {}
     project: str = ""
     """Project of a new experiment; empty for the default project."""
+    create_project: bool = False
+    """Whether to create the project if it is missing."""
     server: str = ""
     """Address of the server to which the script reports; empty if it is offline."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import zerolab.core
+from zerolab.contract.names import project_name
 from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec, read_run_spec
 from zerolab.core.context import TrainContext
 from zerolab.core.socket_ranks import SocketRanks
@@ -86,6 +87,7 @@ def open_target(
     *,
     id: str,  # noqa: A002 - as wandb
     name: str,
+    project: str,
     labels: Sequence[str],
     description: str,
     offline: bool,
@@ -98,6 +100,7 @@ def open_target(
     Args:
         id: Id of a live run; a new one if it is empty.
         name: Name of a live run; that of the script if it is empty.
+        project: Project of a live run, which is created if it is missing.
         labels: Labels of a live run.
         description: Description of a live run.
         offline: Write a live run to disk only.
@@ -117,6 +120,8 @@ def open_target(
         server="" if offline else server_url(Home.default()) or "",
         id=id,
         name=name,
+        project=project_name(project),
+        create_project=True,
         labels=labels,
         description=description,
         directory=directory,

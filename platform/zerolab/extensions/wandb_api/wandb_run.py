@@ -365,7 +365,7 @@ def init(
     ``ZEROLAB_MASTER``, or of this machine; without a server it writes to ``.zerolab/live``.
 
     Args:
-        project: Label of the experiment.
+        project: Project of the experiment, which is created if it is missing.
         config: Hyperparameters: dictionary, or the namespace of argparse.
         name: Name of the experiment.
         id: Id of the run; a script that uses it again continues the experiment.
@@ -436,10 +436,11 @@ def _start(
     offline: bool,
     directory: str | Path | None,
 ) -> Run:
-    labels = dict.fromkeys(label for label in (project, *tags, group, job_type) if label)
+    labels = dict.fromkeys(label for label in (*tags, group, job_type) if label)
     target = open_target(
         id=id,
         name=name,
+        project=project,
         labels=list(labels),
         description=notes,
         offline=offline,

@@ -60,6 +60,8 @@ class NewRun(BaseModel):
     labels: list[Annotated[str, Field(min_length=1)]] = []
     project: Annotated[str, Field(max_length=255)] = ""
     """Project of a new experiment; empty for the default project."""
+    create_project: bool = False
+    """Whether to create the project if it is missing."""
     hparams: dict[str, Any] = {}
     """Hyperparameters of a new experiment; empty keeps those of an existing one."""
     replace: bool = False
@@ -129,7 +131,13 @@ async def open_run(
 
     def job(work: Any) -> Any:
         service = ExternalRunService(work)
-        run = service.open(submission, body.id, body.session, replace=body.replace)
+        run = service.open(
+            submission,
+            body.id,
+            body.session,
+            replace=body.replace,
+            create_project=body.create_project,
+        )
         if body.hparams:
             service.set_hparams(run.run_id, body.hparams)
         also(work, run)

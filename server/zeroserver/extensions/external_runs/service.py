@@ -89,7 +89,15 @@ class ExternalRunService(Service):
     runs = Uses(RunService)
     exits = Uses(ExitService)
 
-    def open(self, submission: Submission, key: str, session: str, *, replace: bool) -> OpenedRun:
+    def open(
+        self,
+        submission: Submission,
+        key: str,
+        session: str,
+        *,
+        replace: bool,
+        create_project: bool = False,
+    ) -> OpenedRun:
         """Open the run of a session; create the experiment if the id is new.
 
         A session that has ended is reopened, and keeps the number of its stored records. Another
@@ -100,14 +108,21 @@ class ExternalRunService(Service):
             key: Id of the run, unique for its owner.
             session: Id of the process that reports.
             replace: Whether to take over from a session that is still open.
+            create_project: Whether to create the project of a new experiment if it is missing.
 
         Raises:
-            ConflictError: If another session is open, or the experiment is being deleted.
+            ConfigError: If there is no such project.
+            ConflictError: If another session is open, the project is archived, or the experiment
+                is being deleted.
             StaleRunError: If the experiment was canceled during the session, or another session
                 has taken over.
         """
         experiment = self._find(key, submission.owner_id)
         if experiment is None:
+            if create_project and (project := submission.config.project) is not None:
+                from zeroserver.extensions.projects.service import ProjectService
+
+                ProjectService(self.work).ensure(project, submission.owner_id)
             experiment = self._create(submission, key)
         trial = self._trial_of(experiment.id)
         run = self._run_of(trial.id, session)

@@ -10,11 +10,12 @@ from sqlalchemy import Connection, delete, select, update
 
 from zerolab.contract.limits import LABEL_CHARACTERS
 from zerolab.contract.messages import wire_number
-from zerolab.contract.names import printable
+from zerolab.contract.names import printable, project_name
 from zerolab.errors import ConfigError
 from zeroserver.extensions.external_runs.router import NewRun, open_run
 from zeroserver.extensions.mlflow_api.activity import LastRequests
 from zeroserver.extensions.mlflow_api.artifacts import add_artifact_routes, artifact_files
+from zeroserver.extensions.mlflow_api.links import add_link_routes
 from zeroserver.extensions.mlflow_api.mapping import (
     Metric,
     MlflowRun,
@@ -317,7 +318,14 @@ async def create_run(call: Call) -> Answer:
     start_ms = call.whole("start_time") or int(services.orchestrator.clock() * 1000)
     labels = [printable(experiment.name)[:LABEL_CHARACTERS]]
     labels += [label for key, value in tags.items() if (label := tag_label(key, value))]
-    body = NewRun(id=run_uuid, session=run_uuid, name=name, labels=list(dict.fromkeys(labels)))
+    body = NewRun(
+        id=run_uuid,
+        session=run_uuid,
+        name=name,
+        labels=list(dict.fromkeys(labels)),
+        project="" if experiment.id == 0 else project_name(experiment.name),
+        create_project=True,
+    )
 
     def also(work: Any, opened: Any) -> None:
         row = {
@@ -716,3 +724,4 @@ for _route, _handler in _REPORTS.items():
 for _route, _handler in _CHANGES.items():
     add_route(router, _route, _handler, "member", audited=True)
 add_artifact_routes(router)
+add_link_routes(router)

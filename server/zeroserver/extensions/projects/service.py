@@ -34,6 +34,11 @@ class ProjectService(Service):
         self.work.connection.execute(projects.insert().values(row))
         self._publish(name)
 
+    def ensure(self, name: str, owner_id: int) -> None:
+        """Create a project unless it exists."""
+        if self._read(name) is None:
+            self.create(name, "", owner_id)
+
     def change(self, name: str, values: dict[str, Any]) -> None:
         """Change the description or notes of a project, or archive or unarchive it.
 
