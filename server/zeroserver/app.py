@@ -105,6 +105,7 @@ class _Application(FastAPI):
             has_ended=partial(services.open_runs.has_ended, services.read),
             ownership=services.ownership,
             record=services.record_change,
+            times=services.request_times,
         )
 
 

@@ -18,6 +18,7 @@ from zerolab.searcher import Deferred
 from zeroserver.access.open_runs import OpenRuns
 from zeroserver.access.ownership import Ownership
 from zeroserver.access.principal import Principal
+from zeroserver.access.request_times import RequestTimes
 from zeroserver.access.tokens import TokenStore
 from zeroserver.analysis.trial_order import TrialOrders
 from zeroserver.errors import StoreError
@@ -64,6 +65,7 @@ class Services:
     loop: asyncio.AbstractEventLoop | None = field(default=None, repr=False)
     policies: PolicySearch = field(init=False, repr=False)
     open_runs: OpenRuns = field(default_factory=OpenRuns, repr=False)
+    request_times: RequestTimes = field(default_factory=RequestTimes, repr=False)
     orders: TrialOrders = field(default_factory=TrialOrders, repr=False)
     _parts: dict[type, object] = field(default_factory=dict, repr=False)
     _applying: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)

@@ -11,6 +11,7 @@ import binascii
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http.cookies import CookieError, SimpleCookie
+from time import perf_counter
 
 from fastapi.routing import iter_route_contexts
 from starlette.routing import BaseRoute, Match
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from zerolab.errors import ConfigError, ForbiddenError, ZerolabError
 from zeroserver.access.ownership import Ownership
 from zeroserver.access.principal import NOBODY, Principal
+from zeroserver.access.request_times import RequestTimes
 from zeroserver.access.routes import ACCESS, ADMIN_TOKEN, PUBLIC
 from zeroserver.access.tokens import TokenStore
 from zeroserver.errors import (
@@ -93,6 +95,7 @@ class Guard:
         has_ended: Checks whether a run has ended; its token has expired then.
         ownership: Checks the owner of the resource in a path.
         record: Adds a change by a user to the audit log.
+        times: Durations of the requests.
     """
 
     def __init__(
@@ -105,8 +108,10 @@ class Guard:
         has_ended: Callable[[int], Awaitable[bool]],
         ownership: Ownership,
         record: Callable[[Principal, str], Awaitable[None]],
+        times: RequestTimes,
     ) -> None:
         self._app = app
+        self._times = times
         self._keys = keys
         self._routes = routes
         self._route_cache: dict[tuple[str, str], tuple[str, dict[str, str]]] = {}
@@ -129,6 +134,7 @@ class Guard:
         if scope["type"] != "http":  # only HTTP is supported; anything else would bypass the checks
             await send({"type": "websocket.close", "code": 1008})
             return
+        start = perf_counter()
         if self._behind_https:
             scope["scheme"] = "https"
         headers: _Headers = dict(reversed(scope["headers"]))
@@ -146,7 +152,10 @@ class Guard:
             return
         if scope["method"] not in _SAFE and self._is_audited(scope):
             guarded_send = self._recorded(scope, guarded_send)
-        await self._app(scope, _limited(receive, self._limit(scope)), guarded_send)
+        try:
+            await self._app(scope, _limited(receive, self._limit(scope)), guarded_send)
+        finally:
+            self._times.note(scope, start)
 
     def _is_audited(self, scope: Scope) -> bool:
         """Check whether a route makes changes for users, not for agents, runs or searchers."""

@@ -492,11 +492,11 @@ class FastRoutes:
 
     def __init__(self, app: ASGIApp, routes: Sequence[WireRoute]) -> None:
         self._app = app
-        self._handlers: dict[tuple[str, str, str], tuple[str, Handler]] = {}
+        self._handlers: dict[tuple[str, str, str], tuple[str, Handler, Route]] = {}
         for route in routes:
             parts = route.path.split("/")
             if len(parts) == 4 and parts[2].startswith("{"):
-                handler = (parts[2][1:-1], route.handler)
+                handler = (parts[2][1:-1], route.handler, route.route())
                 self._handlers[route.method, f"/api/v1/{parts[1]}", parts[3]] = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -507,6 +507,7 @@ class FastRoutes:
             match = self._handlers.get((scope["method"], collection, name))
             if match is not None and number:
                 scope["path_params"] = {match[0]: number}
+                scope["route"] = match[2]
                 await self._serve(match[1], scope, receive, send)
                 return
         await self._app(scope, receive, send)

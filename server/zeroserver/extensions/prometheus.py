@@ -1,12 +1,20 @@
 """Metrics of the server in Prometheus format."""
 
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+
 from fastapi.responses import PlainTextResponse
 from sqlalchemy import Connection, func, select
 
+from zeroserver.access.request_times import BOUNDS_S, RequestTimes
 from zeroserver.access.routes import ACCESS, VIEWER
+from zeroserver.api.cluster.cluster_queries import agent_list
+from zeroserver.api.resources import Agent, Slot
 from zeroserver.api.strict_route import resource_router
-from zeroserver.services import ServicesDep
-from zeroserver.states import RunState
+from zeroserver.orchestrator.state import Orchestrator
+from zeroserver.services import Services, ServicesDep
+from zeroserver.states import RunState, TrialState
 from zeroserver.store.schema import agents, experiments, runs, trials
 
 __all__ = ["router"]
@@ -15,50 +23,128 @@ router = resource_router("", "server")
 
 ACCESS["GET /metrics"] = VIEWER
 
+Labels = tuple[tuple[str, str], ...]
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def get_numbers(services: ServicesDep) -> PlainTextResponse:
     """Read metrics of the server in Prometheus format."""
 
-    def read(connection: Connection) -> PlainTextResponse:
-        lines: list[str] = []
-        for name, table in (("experiments", experiments), ("trials", trials), ("runs", runs)):
-            query = select(table.c.state, func.count().label("number")).group_by(table.c.state)
-            counts = {row.state: row.number for row in connection.execute(query)}
-            lines += [
-                f"# HELP zerolab_{name} Number of {name} by state.",
-                f"# TYPE zerolab_{name} gauge",
-            ]
-            lines += [
-                f'zerolab_{name}{{state="{state}"}} {n}' for state, n in sorted(counts.items())
-            ]
-        living = connection.scalar(
-            select(func.count()).select_from(agents).where(agents.c.alive == 1)
-        )
-        used_slots = connection.scalar(
-            select(func.count()).select_from(runs).where(runs.c.state != RunState.EXITED)
-        )
-        for name, help_text, value in (
-            ("agents", "Agents that are alive.", living),
-            ("runs_holding_slots", "Runs that hold slots.", used_slots),
-            ("start_time_seconds", "Start of the server since 1970.", services.started_at),
-            ("write_groups_total", "Database transactions committed.", services.database.groups),
-            ("write_jobs_total", "Changes committed.", services.database.jobs),
-            ("write_jobs_waiting", "Changes in the writer's queue.", services.database.waiting),
-            (
-                "write_stalled_seconds",
-                "Time without a commit while changes are pending.",
-                services.database.stalled_s,
-            ),
-            (
-                "write_longest_job_cpu_seconds",
-                "Maximum CPU time of one change.",
-                services.database.longest_job_s,
-            ),
-        ):
-            kind = "counter" if name.endswith("_total") else "gauge"
-            full = f"zerolab_{name}"
-            lines += [f"# HELP {full} {help_text}", f"# TYPE {full} {kind}", f"{full} {value}"]
-        return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+    def read(connection: Connection) -> list[str]:
+        return [
+            *_state_lines(connection),
+            *_slot_lines(services.orchestrator, connection),
+            *_queue_lines(services.orchestrator, connection),
+            *_server_lines(services, connection),
+        ]
 
-    return await services.read(read)
+    lines = await services.read(read)
+    lines += _request_lines(services.request_times)
+    return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+
+
+def _metric(
+    name: str, kind: str, help_text: str, values: Iterable[tuple[str, Labels, float]]
+) -> Iterator[str]:
+    """Yield the lines of a metric; each value has a suffix of the name, and labels."""
+    yield f"# HELP zerolab_{name} {help_text}"
+    yield f"# TYPE zerolab_{name} {kind}"
+    for suffix, labels, value in values:
+        text = ",".join(f'{label}="{item.translate(_ESCAPES)}"' for label, item in labels)
+        yield f"zerolab_{name}{suffix}{f'{{{text}}}' if text else ''} {value}"
+
+
+def _gauge(name: str, help_text: str, values: Mapping[Labels, float]) -> Iterator[str]:
+    items = (("", labels, value) for labels, value in sorted(values.items()))
+    return _metric(name, "gauge", help_text, items)
+
+
+def _state_lines(connection: Connection) -> Iterator[str]:
+    for name, table in (("experiments", experiments), ("trials", trials), ("runs", runs)):
+        query = select(table.c.state, func.count().label("number")).group_by(table.c.state)
+        counts: dict[Labels, float] = {
+            (("state", row.state),): row.number for row in connection.execute(query)
+        }
+        yield from _gauge(name, f"Number of {name} by state.", counts)
+
+
+def _slot_lines(orchestrator: Orchestrator, connection: Connection) -> Iterator[str]:
+    """Yield the slots of live agents by pool, state and the user who holds them."""
+    query = select(runs.c.id, experiments.c.owner_id).join(
+        experiments, experiments.c.id == runs.c.experiment_id
+    )
+    owners = {
+        row.id: orchestrator.users.name_of(row.owner_id)
+        for row in connection.execute(query.where(runs.c.state != RunState.EXITED))
+    }
+    slots: Counter[Labels] = Counter()
+    for agent in agent_list(orchestrator, connection):
+        for slot in agent.slots if agent.alive else ():
+            user = "" if slot.run_id is None else owners.get(slot.run_id, "")
+            state = _slot_state(agent, slot)
+            slots[("pool", agent.pool), ("state", state), ("user", user)] += 1
+    return _gauge("slots", "Slots of live agents by pool, state and holder.", slots)
+
+
+def _slot_state(agent: Agent, slot: Slot) -> str:
+    if slot.run_id is not None:
+        return "used"
+    if slot.down:
+        return "down"
+    return "free" if slot.enabled and agent.state == "ready" else "disabled"
+
+
+def _queue_lines(orchestrator: Orchestrator, connection: Connection) -> Iterator[str]:
+    """Yield the waiting trials and the slots that they need, by pool and user."""
+    columns = experiments.c
+    query = (
+        select(columns.pool, columns.owner_id, func.count(), func.sum(columns.slots))
+        .join(trials, trials.c.experiment_id == columns.id)
+        .where(trials.c.state == TrialState.QUEUED)
+        .group_by(columns.pool, columns.owner_id)
+    )
+    waiting: dict[Labels, float] = {}
+    needed: dict[Labels, float] = {}
+    for pool, owner_id, count, slots in connection.execute(query):
+        labels = (("pool", pool), ("user", orchestrator.users.name_of(owner_id)))
+        waiting[labels], needed[labels] = count, slots
+    yield from _gauge("queued_trials", "Trials in the queue by pool and user.", waiting)
+    yield from _gauge("queued_slots", "Slots that the trials in the queue need.", needed)
+
+
+def _server_lines(services: Services, connection: Connection) -> Iterator[str]:
+    alive = select(func.count()).select_from(agents).where(agents.c.alive == 1)
+    open_runs = select(func.count()).select_from(runs).where(runs.c.state != RunState.EXITED)
+    database = services.database
+    for name, help_text, value in (
+        ("agents", "Agents that are alive.", connection.scalar(alive)),
+        ("runs_holding_slots", "Runs that hold slots.", connection.scalar(open_runs)),
+        ("start_time_seconds", "Start of the server since 1970.", services.started_at),
+        ("write_groups_total", "Database transactions committed.", database.groups),
+        ("write_jobs_total", "Changes committed.", database.jobs),
+        ("write_jobs_waiting", "Changes in the writer's queue.", database.waiting),
+        ("write_stalled_seconds", "Time without a commit while changes are pending.",
+         database.stalled_s),
+        ("write_longest_job_cpu_seconds", "Maximum CPU time of one change.",
+         database.longest_job_s),
+    ):  # fmt: skip
+        kind = "counter" if name.endswith("_total") else "gauge"
+        yield from _metric(name, kind, help_text, [("", (), value or 0)])
+
+
+def _request_lines(times: RequestTimes) -> Iterator[str]:
+    """Yield histograms of the requests by route."""
+
+    def values() -> Iterator[tuple[str, Labels, float]]:
+        for (method, path), histogram in sorted(times.histograms.items()):
+            labels = (("method", method), ("route", path))
+            *counts, total = accumulate(histogram.counts)
+            for bound, count in zip(BOUNDS_S, counts, strict=True):
+                yield "_bucket", (*labels, ("le", str(bound))), count
+            yield "_bucket", (*labels, ("le", "+Inf")), total
+            yield "_sum", labels, histogram.total_s
+            yield "_count", labels, total
+
+    help_text = "Duration of requests by route; requests that wait for a change do not count."
+    return _metric("http_request_duration_seconds", "histogram", help_text, values())

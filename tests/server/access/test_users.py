@@ -138,7 +138,7 @@ def test_every_route_for_every_user(team: tuple[Server, dict[str, str]]) -> None
     guard = Guard(
         _answer, services.keys, services.settings, server.app.router.routes,
         has_ended=services.open_runs.has_ended, ownership=services.ownership,
-        record=_no_record,
+        record=_no_record, times=services.request_times,
     )  # fmt: skip
     browsers = {name: session_of(server, token) for name, token in tokens.items() if name != "old"}
     wrong, count = [], 0
