@@ -15,9 +15,10 @@ import msgspec
 from tools.key_tables import field_texts, table, with_tables
 from zeroserver.api import resources
 from zeroserver.api.rows import REFERENCE, Resource
-from zeroserver.extensions import submitted_files
+from zeroserver.extensions import experiment_groups, submitted_files
 from zeroserver.extensions.analysis import resources as analysis
 from zeroserver.extensions.checkpoint_removal import resources as removal
+from zeroserver.extensions.comments import resources as comments
 from zeroserver.extensions.config_defaults import resources as config_defaults
 from zeroserver.extensions.custom_search import router as custom_search
 from zeroserver.extensions.media import resources as media
@@ -25,8 +26,10 @@ from zeroserver.extensions.model_registry import resources as models
 from zeroserver.extensions.notifications import resources as notifications
 from zeroserver.extensions.projects import resources as projects
 from zeroserver.extensions.queue import resources as queue
+from zeroserver.extensions.saved_views import resources as saved_views
 from zeroserver.extensions.search_preview import router as search_preview
 from zeroserver.extensions.search_view import resources as search_view
+from zeroserver.extensions.share_links import resources as share_links
 from zeroserver.extensions.users import resources as users
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
@@ -44,6 +47,7 @@ RESOURCES = tuple(
     for module in (
         resources, models, queue, analysis, custom_search, search_preview, search_view, removal,
         submitted_files, users, media, notifications, projects, config_defaults,
+        saved_views, share_links, comments, experiment_groups,
     )
     for value in map(vars(module).get, module.__all__)
     if isinstance(value, type) and issubclass(value, Resource)
@@ -88,6 +92,11 @@ TOLD = (
     queue.QuotaRequest,
     users.User,
     users.ApiToken,
+    share_links.Share,
+    saved_views.View,
+    comments.Comment,
+    experiment_groups.ExperimentGroup,
+    experiment_groups.BestOfGroup,
     users.AuditEntry,
 )
 """Resources with a table of their own in the document."""

@@ -172,7 +172,8 @@ def _services(settings: Settings) -> Services:
     journal = Journal(hub)
     timings = settings.timings
     orchestrator = Orchestrator(settings, home, journal)
-    keys = TokenStore(home, orchestrator.users, timings.session_s, timings.login_code_s)
+    users, shares = orchestrator.users, orchestrator.shares
+    keys = TokenStore(home, users, shares, timings.session_s, timings.login_code_s)
 
     def publish(changes: list[Change]) -> None:
         loop = services.loop
@@ -205,6 +206,7 @@ def prepare(services: Services) -> None:
             services.orchestrator.users.load(connection)
             services.orchestrator.projects.load(connection)
             services.orchestrator.defaults.load(connection)
+            services.orchestrator.shares.load(connection)
         database.start()
         database.write_now(database.lock.sign)
         database.write_now(

@@ -36,7 +36,7 @@ ROWS = {
 """Of each route: what its row says."""
 PAGED = {"after", "limit"}
 AT_THE_ROOT = {"/healthz", "/metrics"} | {
-    f"/login{end}" for end in ("", "/methods", "/oidc", "/oidc/callback")
+    f"/login{end}" for end in ("", "/methods", "/oidc", "/oidc/callback", "/share")
 }
 
 

@@ -46,6 +46,7 @@ group = command_group("List, inspect and control experiments.", panel="Results")
 _INSPECT, _CONTROL = "Inspect", "Control"
 
 _SORT_FIELDS = ("id", "name", "state", "progress", "best_validation", "num_trials")
+_GROUP_FIELDS = ("user", "project", "label", "state", "pool", "searcher")
 _NOT_ENDED = (
     "ACTIVE", "PAUSED", "STOPPING_CANCELED", "STOPPING_KILLED", "STOPPING_COMPLETED",
     "STOPPING_ERROR",
@@ -88,6 +89,15 @@ def list_experiments(
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Maximum number to list.")] = None,
+    group_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="Show one line for each value of user, project, label, state, pool, searcher or "
+            "a key of the configuration, such as hyperparameters.lr.",
+            autocompletion=complete_from(*_GROUP_FIELDS),
+        ),
+    ] = None,
     archived: ArchivedToo = False,
     as_json: AsJson = False,
 ) -> None:
@@ -99,6 +109,12 @@ def list_experiments(
 
     with connect() as client:
         shown = None if archived else False
+        if group_by is not None:
+            groups = client.experiment_groups(
+                group_by, state=state, name=name, user=user, project=project, archived=shown
+            )
+            _print_groups(group_by, groups, as_json=as_json)
+            return
         experiments = client.experiments(
             state=state, name=name, user=user, project=project, sort=sort, limit=limit,
             archived=shown,
@@ -108,6 +124,29 @@ def list_experiments(
         return
     print_archived_hint(experiments, shown=archived)
     _print_experiments(experiments)
+
+
+def _print_groups(group_by: str, groups: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    """Print one line for each group of experiments."""
+    if as_json:
+        print_json(groups)
+        return
+    rows = []
+    for group in groups:
+        first = group["best"][0] if group["best"] else None
+        text = f"{number(first['value'])} {first['metric']}" if first else "-"
+        rows.append(
+            (
+                "-" if group["value"] is None else group["value"],
+                group["experiments"],
+                group["unfinished"],
+                group["failed"],
+                text,
+                first["experiment_id"] if first else "-",
+            )
+        )
+    columns = [group_by, "experiments", "unfinished", "failed", "best", "experiment"]
+    print_table(columns, rows)
 
 
 def ps(

@@ -45,7 +45,7 @@ from zerolab.contract.messages import (
     RunActivity,
     RunExit,
 )
-from zerolab.errors import ConfigError
+from zerolab.errors import ConfigError, NotFoundError
 
 __all__ = ["Client", "Event", "Json"]
 
@@ -516,6 +516,209 @@ class Client(Transport):
         given = {key: value for key, value in named.items() if value is not None}
         messages: list[Json] = self.get("/notifications", limit=limit, **given)["notifications"]
         return messages
+
+    def views(self) -> list[Json]:
+        """List the user's saved views of the page, and the shared views of others.
+
+        Returns:
+            One dict per view, sorted by name: ``id``, ``name``, ``owner``, ``path``, ``shared``,
+            ``created_at`` and ``updated_at``.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.views()
+            []
+        """
+        return self._unpaged_list("/views", "views")
+
+    def view(self, name: str) -> Json:
+        """Read a saved view by its name, first of the user, then a shared one of another user.
+
+        Args:
+            name: Name of the view.
+
+        Returns:
+            The view, as in :meth:`views`.
+
+        Raises:
+            NotFoundError: If there is no such view.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.view("best runs")
+            Traceback (most recent call last):
+            zerolab.errors.NotFoundError: there is no view 'best runs'; ...
+        """
+        named = [view for view in self.views() if view["name"] == name]
+        user = self.whoami()["user"]
+        found = next((view for view in named if view["owner"] == user), named[0] if named else None)
+        if found is None:
+            raise NotFoundError(f"there is no view {name!r}; `zerolab view list` lists them")
+        return found
+
+    def delete_view(self, view_id: int) -> None:
+        """Delete a saved view.
+
+        Args:
+            view_id: Id of the view.
+
+        Raises:
+            NotFoundError: If there is no such view.
+            ForbiddenError: If it belongs to another user.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.delete_view(77)
+            Traceback (most recent call last):
+            zerolab.errors.NotFoundError: there is no view 77; ...
+        """
+        self._send("DELETE", _path("views", view_id))
+
+    def create_share(
+        self,
+        experiments: Sequence[int],
+        *,
+        name: str = "",
+        path: str | None = None,
+        expires_s: float | None = None,
+    ) -> Json:
+        """Create a link with which readers without an account see experiments.
+
+        Args:
+            experiments: Ids of the experiments, at most 100.
+            name: What the link is for.
+            path: What it opens, as ``path`` of a view; None for the experiment, or the comparison
+                of several.
+            expires_s: Validity in seconds; None for 7 days.
+
+        Returns:
+            ``url``, which is not shown again, and ``share``, as in :meth:`shares`.
+
+        Raises:
+            NotFoundError: If an experiment does not exist.
+            ForbiddenError: If one belongs to another user.
+            ConfigError: If a value is invalid.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> created = client.create_share([1], expires_s=3600)
+            >>> "/#/shared/zls_" in created["url"]
+            True
+            >>> client.revoke_share(created["share"]["id"])
+        """
+        values = {"name": name, "path": path, "expires_s": expires_s}
+        body = {"experiments": list(experiments), **drop_none(values)}
+        created = self.post("/shares", body)
+        return {**created, "url": self.url + created["url"]}
+
+    def shares(self, experiment: int | None = None) -> list[Json]:
+        """List the user's share links; for administrators, those of all users.
+
+        Args:
+            experiment: Only links that show this experiment.
+
+        Returns:
+            One dict per link, newest first: ``id``, ``name``, ``owner``, ``experiments``, ``path``,
+            ``created_at``, ``expires_at`` and ``valid``.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.shares(experiment=77)
+            []
+        """
+        query = {} if experiment is None else {"experiment": experiment}
+        shares: list[Json] = self.get("/shares", **query)["shares"]
+        return shares
+
+    def revoke_share(self, share_id: int) -> None:
+        """Revoke a share link; its readers are refused at once.
+
+        Args:
+            share_id: Id of the link.
+
+        Raises:
+            NotFoundError: If there is no such link.
+            ForbiddenError: If it belongs to another user.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.revoke_share(77)
+            Traceback (most recent call last):
+            zerolab.errors.NotFoundError: there is no share link 77; ...
+        """
+        self._send("DELETE", _path("shares", share_id))
+
+    def comments(self, experiment_id: int) -> list[Json]:
+        """List the comments on an experiment, oldest first.
+
+        Args:
+            experiment_id: Id of the experiment.
+
+        Returns:
+            One dict per comment: ``id``, ``experiment_id``, ``author``, ``text``, ``created_at``
+            and ``edited_at``.
+
+        Raises:
+            NotFoundError: If there is no such experiment.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.comments(1)
+            []
+        """
+        comments: list[Json] = self.get(
+            _path("experiments", experiment_id, "comments"), limit=1000
+        )["comments"]
+        return comments
+
+    def add_comment(self, experiment_id: int, text: str) -> Json:
+        """Add a comment to an experiment.
+
+        Args:
+            experiment_id: Id of the experiment.
+            text: Plain text, at most 10,000 characters.
+
+        Returns:
+            The comment, as in :meth:`comments`.
+
+        Raises:
+            NotFoundError: If there is no such experiment.
+            ConfigError: If the text is empty or too long.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.add_comment(77, "too slow")
+            Traceback (most recent call last):
+            zerolab.errors.NotFoundError: there is no experiment 77
+        """
+        path = _path("experiments", experiment_id, "comments")
+        return resource(self.post(path, {"text": text}), "comment")
+
+    def experiment_groups(self, by: str, **filters: Any) -> list[Json]:
+        """Count experiments by a value, with the best result of each group.
+
+        Args:
+            by: ``user``, ``project``, ``label``, ``state``, ``pool``, ``searcher`` or a key of the
+                configuration, such as ``hyperparameters.lr``.
+            **filters: ``state``, ``name``, ``label``, ``user``, ``project`` or ``archived``, as in
+                :meth:`experiments`.
+
+        Returns:
+            One dict per group, the largest first: ``value``, ``experiments``, ``unfinished``,
+            ``failed`` and ``best``. The last is a list with ``metric``, ``value`` and
+            ``experiment_id`` for each metric.
+
+        Raises:
+            ConfigError: If there is no such value or filter.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.experiment_groups("project")[0]["value"]
+            'default'
+        """
+        answer = self.get("/experiments/groups", by=by, **drop_none(filters))
+        groups: list[Json] = answer["groups"]
+        return groups
 
     def projects(self) -> ObjectList[Project]:
         """List the projects of the installation.

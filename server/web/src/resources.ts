@@ -94,6 +94,16 @@ export interface BestCheckpointAnswer {
   best_checkpoint: BestCheckpoint;
 }
 
+/** Best experiment of a group among those with the same metric. */
+export interface BestOfGroup {
+  /** Name of the metric. */
+  metric: string;
+  /** Its best value. */
+  value: number;
+  /** Experiment with this value. */
+  experiment_id: number;
+}
+
 /** Rungs with separate lists of trials. */
 export interface Bracket {
   /** Maximum number of trials, without replacements. */
@@ -185,6 +195,33 @@ export interface Cluster {
   agents: number;
   slots: number;
   free_slots: number;
+}
+
+/** Comment on an experiment. */
+export interface Comment {
+  /** Id, from 1. */
+  id: number;
+  /** Its experiment. */
+  experiment_id: number;
+  /** User who wrote it. */
+  author: string;
+  /** Plain text. */
+  text: string;
+  /** Time of creation. */
+  created_at: string;
+  /** Time of the last change by its author. */
+  edited_at: string | null;
+}
+
+/** Response with one comment. */
+export interface CommentAnswer {
+  comment: Comment;
+}
+
+/** Page of comments, oldest first. */
+export interface CommentPage {
+  comments: Array<Comment>;
+  next_after: string | null;
 }
 
 /** Metric over the steps. */
@@ -330,6 +367,28 @@ export interface ExperimentColumns {
   names: Array<MetricName>;
   /** `id` of the experiment and the requested metrics of its best trial, or of its first trial if none is best. Missing values are null. */
   columns: Record<string, Array<Num | null>>;
+}
+
+/** Experiments with the same value. */
+export interface ExperimentGroup {
+  /** The value; null: not set, no single value, or no label. */
+  value: string | number | boolean | null;
+  /** Number of experiments. */
+  experiments: number;
+  /** Number of experiments that have not ended. */
+  unfinished: number;
+  /** Number of experiments in the state `ERROR`. */
+  failed: number;
+  /** Best results, one for each metric; the most frequent metric first. */
+  best: Array<BestOfGroup>;
+}
+
+/** Groups of experiments, the largest first. */
+export interface ExperimentGroups {
+  groups: Array<ExperimentGroup>;
+  /** Number of smaller groups that are not listed. */
+  omitted: number;
+  next_after: null;
 }
 
 /** Page of experiments. */
@@ -620,6 +679,13 @@ export interface NewApiToken {
   token: ApiToken;
 }
 
+/** Response to the creation of a share link. */
+export interface NewShareAnswer {
+  /** Path of the link, with its token; shown only once. */
+  url: string;
+  share: Share;
+}
+
 /** Message to a channel. */
 export interface Notification {
   /** Number of the message. */
@@ -648,6 +714,12 @@ export interface Notification {
 export interface NotificationPage {
   notifications: Array<Notification>;
   next_after: null;
+}
+
+/** Response to the opening of a share link. */
+export interface OpenedShare {
+  /** What it opens. */
+  path: string;
 }
 
 /** Agents that are scheduled together. */
@@ -966,6 +1038,44 @@ export interface SearcherState {
   problem: string | null;
 }
 
+/** Share link, without its token. */
+export interface Share {
+  /** Id, from 1. */
+  id: number;
+  /** What it is for. */
+  name: string;
+  /** User who created it. */
+  owner: string;
+  /** Experiments that it shows. */
+  experiments: Array<number>;
+  /** What it opens: the part of an address of the page after `#`. */
+  path: string;
+  /** Time of creation. */
+  created_at: string;
+  /** End of its validity. */
+  expires_at: string;
+  /** Whether it has not expired and its owner is active. */
+  valid: boolean;
+}
+
+/** Share links, newest first. */
+export interface SharePage {
+  shares: Array<Share>;
+  next_after: null;
+}
+
+/** What a share link shows. */
+export interface SharedExperiments {
+  /** What it is for. */
+  name: string;
+  /** What it opens. */
+  path: string;
+  /** End of its validity. */
+  expires_at: string;
+  /** Its experiments that were not deleted since, newest first. */
+  experiments: Array<Experiment>;
+}
+
 /** Device of an agent. */
 export interface Slot {
   /** Number on its agent, from 0. */
@@ -1101,15 +1211,44 @@ export interface UserPage {
   next_after: null;
 }
 
+/** Saved view of the page. */
+export interface View {
+  /** Id, from 1. */
+  id: number;
+  /** Name, unique among the views of its owner. */
+  name: string;
+  /** User who saved it. */
+  owner: string;
+  /** Part of an address of the page after `#`: the list or comparison, with its filters, columns, order and chart settings. */
+  path: string;
+  /** Whether all users see it. */
+  shared: boolean;
+  /** Time of creation. */
+  created_at: string;
+  /** Time of the last change. */
+  updated_at: string;
+}
+
+/** Response with one view. */
+export interface ViewAnswer {
+  view: View;
+}
+
+/** Views of the user and shared views of others, sorted by name. */
+export interface ViewPage {
+  views: Array<View>;
+  next_after: null;
+}
+
 /** The caller. */
 export interface Whoami {
-  /** Name of the user. */
+  /** Name of the user; empty for a share link. */
   user: string;
   /** Role of the user. */
   role: "admin" | "member" | "viewer";
-  /** Whether the request has a token or comes from a browser. */
-  kind: "browser" | "token";
-  /** End of the validity of the API token that is used; null: it has none. */
+  /** Whether the request has a token, comes from a browser or has a share link. */
+  kind: "browser" | "share" | "token";
+  /** End of the validity of the API token or share link that is used; null: it has none. */
   expires_at: string | null;
   /** Whether the installation has several users. */
   shared: boolean;

@@ -146,6 +146,8 @@ class Guard:
                 raise ExpiredTokenError(msg)
             if principal.role is not None and not principal.is_admin:
                 await self._check_owner(scope, principal)
+            elif principal.kind == "share":
+                await self._check_shown(scope, principal)
             scope.setdefault("state", {})["principal"] = principal
         except ZerolabError as error:
             await error_response(error, scope["path"])(scope, receive, guarded_send)
@@ -197,12 +199,19 @@ class Guard:
             bearer = _password(headers)
         cookie = _cookie(headers, self._keys.cookie) if bearer is None else None
         principal = self._keys.identify(bearer, cookie)
+        if principal == NOBODY and bearer is None:  # a signed-in user keeps the own session
+            share = _cookie(headers, self._keys.share_cookie)
+            if share is not None:
+                principal = self._keys.identify_share(share) or NOBODY
+            bearer = share
         if path in self._open_paths or path.startswith(_OPEN_PREFIXES):
             if method not in _SAFE:  # no other page may sign a browser in as somebody else
                 self._check_origin(scope["scheme"], headers)
             return principal
         if principal == NOBODY:
             msg = "a valid token is needed: send it as `Authorization: Bearer TOKEN`"
+            if bearer is not None and self._keys.identify_share(bearer) is not None:
+                msg = "this share link has expired or was revoked; ask its sender for a new one"
             raise UnauthorizedError(msg)
         if principal.must_show_origin() and method not in _SAFE:
             self._check_origin(scope["scheme"], headers)
@@ -223,6 +232,8 @@ class Guard:
                 f"user {principal.user} has the role {principal.role}, but this needs the role "
                 f"{access.role}; ask an administrator"
             )
+        elif principal.kind == "share":
+            msg = "a share link does not permit this; sign in as a user"
         elif principal.kind == "browser":
             msg = "a browser session may not use this route; use a token"
         else:
@@ -236,6 +247,14 @@ class Guard:
         if access.owned is not None:
             key = parameters[access.parameter]
             await self._ownership.require(principal, access.owned, key)
+
+    async def _check_shown(self, scope: Scope, principal: Principal) -> None:
+        """Raise ForbiddenError if a share link does not show the resource in the path."""
+        name, parameters = self._find_route(scope)
+        access = ACCESS.get(name, ADMIN_TOKEN)
+        if access.shown is not None:
+            key = parameters[access.parameter]
+            await self._ownership.require_shown(principal, access.shown, key)
 
     def _find_route(self, scope: Scope) -> tuple[str, dict[str, str]]:
         """Return method and path of the route of a request, and its parameters."""

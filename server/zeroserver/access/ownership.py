@@ -1,18 +1,31 @@
 """The one check of owners: of the resource in a path, and of resources in a body."""
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Table, select
 
 from zerolab.errors import ForbiddenError
 from zeroserver.access.principal import Principal
 from zeroserver.access.routes import Resource
 from zeroserver.access.tokens import is_number
-from zeroserver.store.schema import checkpoints, experiments, models, projects, trials
+from zeroserver.store.schema import (
+    checkpoints,
+    comments,
+    experiments,
+    models,
+    projects,
+    shares,
+    trials,
+    views,
+)
 from zeroserver.store.short_uuids import full_uuid
 from zeroserver.store.user_directory import UserDirectory
 
 __all__ = ["Ownership"]
+
+_TABLES: dict[Resource, Table] = {"share": shares, "view": views, "comment": comments}
+"""Tables of other resources with an id and an owner."""
 
 _Foreign = tuple[str, int] | None
 """Key and owner of a resource of another user."""
@@ -29,7 +42,7 @@ class Ownership:
     def __init__(
         self,
         users: UserDirectory,
-        read: Callable[[Callable[[Connection], _Foreign]], Awaitable[_Foreign]],
+        read: Callable[[Callable[[Connection], Any]], Awaitable[Any]],
     ) -> None:
         self._users = users
         self._read = read
@@ -68,6 +81,24 @@ class Ownership:
             msg = f"{kind} {key} belongs to {owner}; only {owner} or an administrator may do this"
             raise ForbiddenError(msg)
 
+    async def require_shown(self, principal: Principal, kind: Resource, key: str) -> None:
+        """Check that a share link shows a resource; missing ones are refused alike.
+
+        Args:
+            principal: Caller with a share link.
+            kind: ``experiment`` or ``trial``.
+            key: Its id, as in the path.
+
+        Raises:
+            ForbiddenError: If the link does not show it.
+        """
+        number = int(key) if is_number(key) else 0
+        if kind == "trial":
+            query = select(trials.c.experiment_id).where(trials.c.id == number)
+            number = await self._read(lambda connection: connection.scalar(query)) or 0
+        if number not in principal.experiment_ids:
+            raise ForbiddenError(f"this share link does not show {kind} {key[:20]}")
+
 
 def _owner_id(connection: Connection, kind: Resource, key: str) -> int | None:
     """Return the user to whom a resource belongs; None if there is no such resource."""
@@ -83,7 +114,10 @@ def _owner_id(connection: Connection, kind: Resource, key: str) -> int | None:
         query = query.where(checkpoints.c.uuid == full_uuid(connection, key))
     elif kind == "project":
         query = select(projects.c.owner_id).where(projects.c.name == key)
-    else:
+    elif kind == "model":
         query = select(models.c.owner_id).where(models.c.name == key)
+    else:
+        table = _TABLES[kind]
+        query = select(table.c.owner_id).where(table.c.id == number)
     owner_id: int | None = connection.scalar(query)
     return owner_id

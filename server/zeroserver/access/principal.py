@@ -19,7 +19,8 @@ class Principal(msgspec.Struct, frozen=True):
     Args:
         kind: ``user`` has an API token or the token of the installation, ``browser`` logged in with
             a one-time link, ``agent`` has the join token of agents, ``run`` and ``search`` have the
-            token of one run or of the searcher process of one experiment, ``nobody`` has none.
+            token of one run or of the searcher process of one experiment, ``share`` has a share
+            link, ``nobody`` has none.
         run_id: Id of the run; 0 for other kinds.
         session: Id of a browser's session; empty for other kinds.
         parent: Id of the browser session that created the link of this session; empty if the link
@@ -30,6 +31,8 @@ class Principal(msgspec.Struct, frozen=True):
         role: Role of the user; None for other kinds.
         token_id: API token of the user or of the browser's link; 0 for the token of the
             installation.
+        share_id: Share link; 0 for other kinds.
+        experiment_ids: Experiments that the share link shows; empty for other kinds.
     """
 
     kind: Caller
@@ -41,6 +44,8 @@ class Principal(msgspec.Struct, frozen=True):
     user: str = ""
     role: Role | None = None
     token_id: int = 0
+    share_id: int = 0
+    experiment_ids: frozenset[int] = frozenset()
 
     @property
     def is_admin(self) -> bool:
@@ -76,13 +81,14 @@ class Principal(msgspec.Struct, frozen=True):
 
         Browsers send the cookie with requests from any page, so it does not protect against CSRF.
         """
-        return self.kind == "browser"
+        return self.kind in {"browser", "share"}
 
     def __str__(self) -> str:
         names = {
             "run": f"run {self.run_id}",
             "search": f"the searcher of {self.experiment_id}",
             "user": f"user {self.user}",
+            "share": f"share link {self.share_id}",
         }
         return names.get(self.kind, self.kind)
 

@@ -17,6 +17,7 @@ __all__ = [
     "PUBLIC",
     "RANKS",
     "RUN",
+    "SHARED",
     "VIEWER",
     "Access",
     "Caller",
@@ -24,9 +25,10 @@ __all__ = [
     "Role",
     "declare_access",
     "own",
+    "shown",
 ]
 
-Caller = Literal["user", "browser", "agent", "run", "search", "nobody"]
+Caller = Literal["user", "browser", "agent", "run", "search", "share", "nobody"]
 """Kind of caller; see :class:`zeroserver.access.principal.Principal`."""
 
 Role = Literal["viewer", "member", "admin"]
@@ -35,7 +37,9 @@ changes everything."""
 
 RANKS: dict[Role, int] = {role: rank for rank, role in enumerate(get_args(Role))}
 
-Resource = Literal["experiment", "trial", "checkpoint", "model", "project", "user"]
+Resource = Literal[
+    "experiment", "trial", "checkpoint", "model", "project", "user", "share", "view", "comment"
+]
 """Kind of resource with an owner; a user owns the account and its tokens."""
 
 _USER = frozenset[Caller]({"user", "browser"})
@@ -49,18 +53,22 @@ class Access(msgspec.Struct, frozen=True):
         role: Least role of users with a token or a browser session.
         owned: Kind of the resource in the path, if only its owner and administrators may use the
             route.
+        shown: Kind of the resource in the path, which must belong to the experiments of a share
+            link; only for callers with one.
         audited: Whether changes by users are in the audit log; reports of programs are not.
     """
 
     callers: frozenset[Caller]
     role: Role = "viewer"
     owned: Resource | None = None
+    shown: Literal["experiment", "trial"] | None = None
     audited: bool = True
 
     @property
     def parameter(self) -> str:
-        """Path parameter that names the owned resource."""
-        return _PARAMETERS[self.owned] if self.owned is not None else ""
+        """Path parameter that names the owned or shown resource."""
+        resource = self.owned or self.shown
+        return _PARAMETERS[resource] if resource is not None else ""
 
 
 _PARAMETERS: dict[Resource, str] = {
@@ -70,6 +78,9 @@ _PARAMETERS: dict[Resource, str] = {
     "model": "name",
     "project": "project",
     "user": "user",
+    "share": "share_id",
+    "view": "view_id",
+    "comment": "comment_id",
 }
 
 PUBLIC = Access(frozenset(get_args(Caller)))
@@ -83,6 +94,8 @@ AGENT = Access(frozenset({"user", "agent"}), "admin")
 RUN = Access(frozenset({"user", "run"}), "admin")
 """An administrator, or the run in the path."""
 RUN_OR_AGENT = Access(RUN.callers | AGENT.callers, "admin")
+SHARED = Access(_USER | {"share"})
+"""Viewers and all share links; the response to a link must contain only what the link shows."""
 SEARCH = Access(_USER | {"search"})
 """Users, or the searcher process of the experiment in the path."""
 
@@ -103,6 +116,23 @@ def own(
         'experiment_id'
     """
     return Access(_USER | callers, role, resource)
+
+
+def shown(
+    resource: Literal["experiment", "trial"], callers: frozenset[Caller] = frozenset()
+) -> Access:
+    """Return the access of a route that viewers and share links of its experiment may use.
+
+    Args:
+        resource: Kind of the resource in the path.
+        callers: Permitted callers besides users and share links.
+
+    Example:
+        >>> from zeroserver.access.routes import shown
+        >>> shown("trial").parameter
+        'trial_id'
+    """
+    return Access(SHARED.callers | callers, shown=resource)
 
 
 EXTENSIONS = "/api/v1/extensions/"
@@ -143,7 +173,7 @@ ACCESS: dict[str, Access] = {
     # Experiments
     "POST /api/v1/experiments": MEMBER,
     "GET /api/v1/experiments": VIEWER,
-    "GET /api/v1/experiments/{experiment_id}": VIEWER,
+    "GET /api/v1/experiments/{experiment_id}": shown("experiment"),
     "PATCH /api/v1/experiments/{experiment_id}": own("experiment"),
     "DELETE /api/v1/experiments/{experiment_id}": own("experiment"),
     "POST /api/v1/experiments/{experiment_id}/fork": MEMBER,
@@ -152,20 +182,20 @@ ACCESS: dict[str, Access] = {
     "GET /api/v1/experiments/{experiment_id}/archive": own(
         "experiment", "viewer", frozenset({"agent"})
     ),
-    "GET /api/v1/experiments/{experiment_id}/trials": VIEWER,
+    "GET /api/v1/experiments/{experiment_id}/trials": shown("experiment"),
     "GET /api/v1/experiments/{experiment_id}/logs": VIEWER,
-    "GET /api/v1/experiments/{experiment_id}/events": VIEWER,
+    "GET /api/v1/experiments/{experiment_id}/events": shown("experiment"),
     "GET /api/v1/experiments/{experiment_id}/checkpoints": VIEWER,
     "GET /api/v1/experiments/{experiment_id}/best-checkpoint": VIEWER,
     # Trials
-    "GET /api/v1/trials/{trial_id}": VIEWER,
+    "GET /api/v1/trials/{trial_id}": shown("trial"),
     "DELETE /api/v1/trials/{trial_id}": own("trial"),
     "POST /api/v1/trials/{trial_id}/continue": own("trial"),
     "POST /api/v1/trials/{trial_id}/fork": MEMBER,
     "POST /api/v1/trials/{trial_id}/{action}": own("trial"),
     "GET /api/v1/trials/{trial_id}/runs": VIEWER,
-    "GET /api/v1/trials/{trial_id}/metric-names": VIEWER,
-    "GET /api/v1/trials/{trial_id}/metrics": VIEWER,
+    "GET /api/v1/trials/{trial_id}/metric-names": shown("trial"),
+    "GET /api/v1/trials/{trial_id}/metrics": shown("trial"),
     "GET /api/v1/trials/{trial_id}/logs": VIEWER,
     "GET /api/v1/trials/{trial_id}/checkpoints": VIEWER,
     "GET /api/v1/trials/{trial_id}/best-checkpoint": VIEWER,

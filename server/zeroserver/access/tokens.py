@@ -20,6 +20,7 @@ from zerolab.files import create_private, write_json
 from zerolab.paths import Home
 from zeroserver.access.principal import NOBODY, OWNER, Principal
 from zeroserver.errors import StoreError
+from zeroserver.store.share_directory import SHARE_PREFIX, ShareDirectory
 from zeroserver.store.user_directory import ADMIN, UserDirectory
 
 __all__ = ["TokenStore", "is_number"]
@@ -81,15 +82,22 @@ class TokenStore:
     Args:
         home: Directory with the token and the keys; missing ones are created.
         users: Users and their API tokens.
+        shares: Share links.
         session_s: Lifetime of a browser session, in seconds.
         login_code_s: Lifetime of a one-time link, in seconds.
     """
 
     def __init__(
-        self, home: Home, users: UserDirectory, session_s: float, login_code_s: float
+        self,
+        home: Home,
+        users: UserDirectory,
+        shares: ShareDirectory,
+        session_s: float,
+        login_code_s: float,
     ) -> None:
         self._home = home
         self._users = users
+        self._shares = shares
         self.token = home.ensure_token()
         self.session_s = session_s
         self._login_code_s = login_code_s
@@ -102,6 +110,8 @@ class TokenStore:
         mark = hashlib.sha256(f"cookie {self._stored.runs}".encode()).hexdigest()
         self.cookie = f"zerolab_{mark[:12]}"
         """Name of the cookie: unique for this installation, since browsers ignore ports."""
+        self.share_cookie = f"{self.cookie}_share"
+        """Name of the cookie with the token of a share link."""
 
     def run_token(self, run_id: int) -> str:
         """Return the token of a run, valid only for the routes of this run."""
@@ -155,10 +165,29 @@ class TokenStore:
     def identify(self, bearer: str | None, cookie: str | None) -> Principal:
         """Return the caller of a token or cookie; ``nobody`` if it is invalid."""
         if bearer is not None:
-            return self._bearer(bearer)
+            return self.identify_share(bearer) or self._bearer(bearer)
         if cookie is not None:
             return self._browser(cookie)
         return NOBODY
+
+    def identify_share(self, token: str) -> Principal | None:
+        """Return the caller with a share link; ``nobody`` if it is invalid, None for no such link.
+
+        Args:
+            token: Token of the link, or any other text.
+        """
+        if not token.startswith(SHARE_PREFIX):
+            return None
+        share = self._shares.find(token)
+        if share is None:
+            return NOBODY
+        return Principal("share", share_id=share.row.id, experiment_ids=share.experiment_ids)
+
+    def is_revoked(self, principal: Principal) -> bool:
+        """Check whether the token or link of a caller was revoked or has expired since."""
+        if principal.kind == "share":
+            return self._shares.valid(principal.share_id) is None
+        return bool(principal.token_id) and self._users.token(principal.token_id) is None
 
     def end_session(self, session: str) -> None:
         """Revoke a browser session and the sessions opened with its links.

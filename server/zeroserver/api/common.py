@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import Path, Query
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from zerolab.contract.names import check_name, check_text
 from zeroserver.api.resources import ErrorAnswer
@@ -20,6 +20,7 @@ __all__ = [
     "Limit",
     "LineCursor",
     "Name",
+    "PagePath",
     "PlainText",
     "Rank",
     "Tail",
@@ -75,6 +76,19 @@ Name = Annotated[str, AfterValidator(check_name)]
 
 PlainText = Annotated[str, AfterValidator(check_text)]
 """Text of several lines without other control characters."""
+
+_PAGE_PATH = re.compile(r"/[A-Za-z0-9/,._-]*(\?[!-~]*)?")
+
+
+def _page_path(text: str) -> str:
+    if not _PAGE_PATH.fullmatch(text):
+        example = "what is behind # in an address of the page, such as /?state=ACTIVE"
+        raise ValueError(f"must be {example}, got {text[:50]!r}")
+    return text
+
+
+PagePath = Annotated[str, Field(max_length=4000), AfterValidator(_page_path)]
+"""What is behind ``#`` in an address of the page."""
 
 Level = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 

@@ -30,6 +30,9 @@ _PAUSE_S = 15.0
 
 _MANY = 1000
 
+_SHOWN_KINDS = {"experiment", "trial", "metric"}
+"""Events that share links show."""
+
 LastEventId = Annotated[str | None, Header(max_length=100)]
 
 _STREAM: dict[int | str, dict[str, Any]] = {
@@ -79,8 +82,7 @@ async def _text(
     yield b"retry: 1000\n\n"
     async with aclosing(journal.follow(experiment_id, cursor, _PAUSE_S)) as groups:
         async for entries in groups:
-            expired = principal.token_id and users.token(principal.token_id) is None
-            if expired or revision != users.revision:
+            if services.keys.is_revoked(principal) or revision != users.revision:
                 return  # the reader connects again, and is refused if its right has ended
             if entries is None:
                 first = await services.read(
@@ -89,7 +91,10 @@ async def _text(
                 for _, name, data in first:
                     yield _event(None, name, data)
                 continue
-            events = await _load(services, entries, experiment_id)
+            shown = entries
+            if principal.kind == "share":
+                shown = [entry for entry in entries if entry.kind in _SHOWN_KINDS]
+            events = await _load(services, shown, experiment_id)
             for number, name, data in events:
                 yield _event(journal.cursor(number) if number else None, name, data)
             if not events:

@@ -1,17 +1,17 @@
 """Routes of experiments: submit, list, read, change, fork, continue and delete."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import File, Form, Query, Response, UploadFile
+from fastapi import Depends, File, Form, Query, Response, UploadFile
 from fastapi.responses import FileResponse
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Select, select
 from starlette.concurrency import run_in_threadpool
 
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, NAME_CHARACTERS
@@ -34,7 +34,15 @@ from zeroserver.store.archives import ArchiveGoneError, archive_path, reader, st
 from zeroserver.store.rows import ExperimentRow, find_row
 from zeroserver.store.schema import experiments
 
-__all__ = ["Changes", "experiment_answer", "overlay", "project_id", "router", "submit_again"]
+__all__ = [
+    "Changes",
+    "FilterDep",
+    "experiment_answer",
+    "overlay",
+    "project_id",
+    "router",
+    "submit_again",
+]
 
 router = resource_router("/api/v1/experiments", "experiments")
 
@@ -148,8 +156,10 @@ def experiment_answer(
     return ExperimentAnswer(queries.experiment(row, services.orchestrator), list(warnings))
 
 
-@router.get("")
-async def list_experiments(
+Filter = Callable[[Select[Any]], Select[Any]]
+
+
+async def _filter(
     services: ServicesDep,
     state: Annotated[ExperimentState | None, Query()] = None,
     name: Annotated[str | None, Query(max_length=255, description="Part of the name.")] = None,
@@ -157,20 +167,16 @@ async def list_experiments(
     user: Annotated[str | None, Query(max_length=255, description="Name of the owner.")] = None,
     project: Annotated[str | None, Query(max_length=255, description="Its project.")] = None,
     archived: bool | None = None,
-    sort: Sort = "-id",
-    after: After = None,
-    limit: Limit = 100,
-) -> ExperimentPage:
-    """List experiments, newest first."""
+) -> Filter:
+    """Return the function that adds the conditions of a request to a query of experiments."""
     owner = None if user is None else services.orchestrator.users.find(user)
     if user is not None and owner is None:
         problem = f"user: must be the name of a user, got {user!r}; `zerolab user list` lists them"
         raise ConfigError("request", [problem])
     member_of = None if project is None else project_id(services, project)
 
-    def read(connection: Connection) -> ExperimentPage:
+    def add_conditions(query: Select[Any]) -> Select[Any]:
         columns = experiments.c
-        query = select(experiments)
         if state is not None:
             query = query.where(columns.state == state)
         if name is not None:
@@ -184,6 +190,27 @@ async def list_experiments(
             query = query.where(columns.project_id == member_of)
         if archived is not None:
             query = query.where(columns.archived == int(archived))
+        return query
+
+    return add_conditions
+
+
+FilterDep = Annotated[Filter, Depends(_filter)]
+"""Dependency: adds the conditions of a request to a query of experiments."""
+
+
+@router.get("")
+async def list_experiments(
+    services: ServicesDep,
+    filters: FilterDep,
+    sort: Sort = "-id",
+    after: After = None,
+    limit: Limit = 100,
+) -> ExperimentPage:
+    """List experiments, newest first."""
+
+    def read(connection: Connection) -> ExperimentPage:
+        query = filters(select(experiments))
         rows, next_after = queries.page(
             connection, ExperimentRow, query, PageRequest(sort, after, limit)
         )

@@ -39,7 +39,7 @@ from zeroserver.states import (
 from zeroserver.store.archives import ArchiveGoneError, has_archive, remove_archive
 from zeroserver.store.project_directory import open_project
 from zeroserver.store.rows import ExperimentRow, RunRow, TrialRow
-from zeroserver.store.schema import checkpoints, experiments, runs, trials
+from zeroserver.store.schema import checkpoints, comments, experiments, runs, trials
 
 if TYPE_CHECKING:  # imported with the first experiment
     from zerolab.config.experiment.experiment_config import ExperimentConfig
@@ -285,6 +285,8 @@ class ExperimentService(Service):
         if self.work.run(_REMOVE_EVENTS, (experiment_id, _EVENTS_AT_ONCE)) == _EVENTS_AT_ONCE:
             self.lifecycle.count_trials(experiment)
             return False
+        of_it = comments.c.experiment_id == experiment_id
+        self.work.connection.execute(delete(comments).where(of_it))
         self.work.connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
         return True
 

@@ -26,6 +26,7 @@ from zeroserver.store.database import Change
 from zeroserver.store.janitor import Janitor
 from zeroserver.store.project_directory import ProjectDirectory
 from zeroserver.store.rows import ExperimentRow
+from zeroserver.store.share_directory import ShareDirectory
 from zeroserver.store.user_directory import UserDirectory
 
 if TYPE_CHECKING:  # imported with the first experiment: saves 0.1 s at startup
@@ -67,6 +68,7 @@ class Orchestrator:
     users: UserDirectory = field(default_factory=UserDirectory)
     projects: ProjectDirectory = field(default_factory=ProjectDirectory)
     defaults: DefaultsDirectory = field(init=False)
+    shares: ShareDirectory = field(init=False)
     polling_runs: set[int] = field(default_factory=set)
     """Runs that have polled this server whether to stop; the event loop adds to it."""
     observers: list[Callable[[Any, Any], None]] = field(default_factory=list)
@@ -77,6 +79,7 @@ class Orchestrator:
 
     def __post_init__(self) -> None:
         self.defaults = DefaultsDirectory(self.projects)
+        self.shares = ShareDirectory(self.users)
         self.agents = AgentHeartbeats(self.settings.timings.tick_s)
         self.installation = self.home.ensure_id()
 

@@ -15,6 +15,7 @@ from zeroserver.store.schema import (
     agents,
     audit,
     checkpoints,
+    comments,
     experiments,
     logs,
     media,
@@ -26,9 +27,11 @@ from zeroserver.store.schema import (
     run_nodes,
     runs,
     searcher_events,
+    shares,
     tokens,
     trials,
     users,
+    views,
 )
 
 __all__ = [
@@ -36,6 +39,7 @@ __all__ = [
     "AuditRow",
     "ChannelRow",
     "CheckpointRow",
+    "CommentRow",
     "ExperimentRow",
     "LogRow",
     "MediaRow",
@@ -48,9 +52,11 @@ __all__ = [
     "Row",
     "RunRow",
     "SearcherEventRow",
+    "ShareRow",
     "TokenRow",
     "TrialRow",
     "UserRow",
+    "ViewRow",
     "find_row",
     "read_row",
     "read_rows",
@@ -90,6 +96,48 @@ class TokenRow(Row, frozen=True, gc=False):
     created_at: float
     expires_at: float | None
     last_used_at: float | None
+
+
+class ShareRow(Row, frozen=True, gc=False):
+    """Row of the table ``shares``."""
+
+    table: ClassVar[Table] = shares
+
+    id: int
+    owner_id: int
+    name: str
+    digest: str
+    experiment_ids: str
+    path: str
+    created_at: float
+    expires_at: float
+
+
+class ViewRow(Row, frozen=True, gc=False):
+    """Row of the table ``views``."""
+
+    table: ClassVar[Table] = views
+
+    id: int
+    owner_id: int
+    name: str
+    path: str
+    shared: int
+    created_at: float
+    updated_at: float
+
+
+class CommentRow(Row, frozen=True, gc=False):
+    """Row of the table ``comments``."""
+
+    table: ClassVar[Table] = comments
+
+    id: int
+    experiment_id: int
+    owner_id: int
+    text: str
+    created_at: float
+    edited_at: float | None
 
 
 class AuditRow(Row, frozen=True, gc=False):

@@ -34,6 +34,7 @@ __all__ = [
     "audit",
     "checkpoints",
     "chores",
+    "comments",
     "config_defaults",
     "experiments",
     "logs",
@@ -54,12 +55,14 @@ __all__ = [
     "runs",
     "searcher_events",
     "server_lock",
+    "shares",
     "tokens",
     "trials",
     "users",
+    "views",
 ]
 
-HEAD = "0033"
+HEAD = "0035"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -108,6 +111,35 @@ tokens = Table(
     Column("expires_at", Double, nullable=True),  # NULL: never
     Column("last_used_at", Double, nullable=True),
     Index("ix_tokens_user", "user_id"),
+    sqlite_autoincrement=True,
+)
+
+shares = Table(  # links for readers without an account
+    "shares",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("owner_id", Id, ForeignKey("users.id"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("digest", String(64), nullable=False, unique=True),  # SHA-256 of the token
+    Column("experiment_ids", Text, nullable=False),  # JSON list
+    Column("path", Text, nullable=False),  # of the page, after `#`
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Index("ix_shares_owner", "owner_id"),
+    sqlite_autoincrement=True,
+)
+
+views = Table(  # saved views of the page
+    "views",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("owner_id", Id, ForeignKey("users.id"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("path", Text, nullable=False),  # of the page, after `#`: filters, columns, order, ...
+    Column("shared", Integer, nullable=False),  # 1: everybody sees it
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    UniqueConstraint("owner_id", "name", name="uq_views_name"),
     sqlite_autoincrement=True,
 )
 
@@ -525,6 +557,19 @@ notifications = Table(  # outbox: one row for each event and channel
     Index("ix_notifications_due", "state", "due_at"),
     Index("ix_notifications_channel", "channel_id", "state", "id"),
     Index("ix_notifications_experiment", "experiment_id", "id"),
+    sqlite_autoincrement=True,
+)
+
+comments = Table(
+    "comments",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("experiment_id", Id, ForeignKey("experiments.id"), nullable=False),
+    Column("owner_id", Id, ForeignKey("users.id"), nullable=False),  # the author
+    Column("text", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("edited_at", Double, nullable=True),
+    Index("ix_comments_experiment", "experiment_id", "id"),
     sqlite_autoincrement=True,
 )
 

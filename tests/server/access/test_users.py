@@ -19,16 +19,32 @@ from zeroserver.store.user_directory import digest_of
 
 PREFIX = "/api/v1"
 ORIGIN = {"Origin": "http://127.0.0.1"}
-ANYBODY = {"POST /login-links", "POST /logout", "POST /experiments/preview"}
+ANYBODY = {"POST /login-links", "POST /logout", "POST /experiments/preview", "POST /views"}
 """Routes that are no GET and that viewers may use."""
 OF_MEMBERS = {"POST /experiments", "POST /import", "POST /models", "POST /checkpoints/remove",
               "POST /experiments/{experiment_id}/fork", "POST /trials/{trial_id}/fork",
-              "POST /external-runs", "POST /projects", "POST /quota-requests"}  # fmt: skip
+              "POST /external-runs", "POST /projects", "POST /shares", "POST /quota-requests",
+              "POST /experiments/{experiment_id}/comments"}  # fmt: skip
 """Routes without an owner that create something, or check owners in the body."""
 OWN_ACCOUNT = {"GET /users/{user}/tokens", "POST /users/{user}/tokens",
                "DELETE /users/{user}/tokens/{token_id}", "PUT /users/{user}/password"}  # fmt: skip
 HIDDEN = {"GET /experiments/{experiment_id}/archive"}
 """Routes that read and need the owner."""
+OWN_VIEWS = {"PATCH /views/{view_id}", "DELETE /views/{view_id}"}
+"""Routes of what viewers may own, too."""
+OF_ALL_LINKS = {"GET /whoami", "GET /shared"}
+"""Routes for every share link."""
+OF_THE_LINK = {
+    "GET /experiments/{experiment_id}", "GET /experiments/{experiment_id}/trials",
+    "GET /experiments/{experiment_id}/events", "GET /experiments/{experiment_id}/columns",
+    "GET /experiments/{experiment_id}/importance", "GET /experiments/{experiment_id}/searcher",
+    "GET /experiments/{experiment_id}/search-progress",
+    "GET /experiments/{experiment_id}/metrics/export",
+    "GET /trials/{trial_id}", "GET /trials/{trial_id}/metric-names",
+    "GET /trials/{trial_id}/metrics", "GET /trials/{trial_id}/media",
+    "GET /trials/{trial_id}/media/names", "GET /trials/{trial_id}/media/{digest}",
+}  # fmt: skip
+"""Routes for a share link that shows the experiment in the path."""
 
 
 def add_user(server: Server, name: str, role: str, expires_s: float | None = None) -> str:
@@ -49,6 +65,12 @@ def ask(server: Server, token: str, method: str, path: str, **content: Any) -> h
         method, PREFIX + path, headers=headers, **content
     )
     return response
+
+
+def new_link(server: Server, *experiments: int, **body: Any) -> str:
+    """Create a share link; return its token."""
+    url: str = server.post("/shares", {"experiments": list(experiments), **body})["url"]
+    return url.removeprefix("/#/shared/")
 
 
 def session_of(server: Server, token: str) -> dict[str, str]:
@@ -77,10 +99,17 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dic
         server.submit()
         server.post("/models", {"name": "digits"})
         server.post("/projects", {"name": "vision"})
+        server.post("/views", {"name": "mine", "path": "/"})
+        server.post("/experiments/1/comments", {"text": "good"})
+        links = [new_link(server, 1)]
         server.http.headers["Authorization"] = admin
         server.add_agent()
         server.report(server.begin().run_id, validation(10, 1.0), checkpoint(10))
         server.request("PATCH", "/users/old", json={"active": False})
+        server.submit()
+        links += [new_link(server, 2), new_link(server, 1)]
+        server.http.delete(f"{PREFIX}/shares/3")
+        tokens |= dict(zip(("link", "link of 2", "revoked link"), links, strict=True))
         yield server, tokens
 
 
@@ -88,8 +117,10 @@ def expected(route: str, access: Access, caller: str) -> bool:
     """Return whether a caller may use a route, by rules that do not depend on the access table."""
     method, _, path = route.partition(" ")
     short = f"{method} {path.removeprefix(PREFIX)}"
-    if caller == "old" or not path.startswith(("/api", "/metrics", "/mlflow")):
+    if caller in INVALID or not path.startswith(("/api", "/metrics", "/mlflow")):
         return access == PUBLIC
+    if caller in {"link", "link of 2"}:
+        return short in OF_ALL_LINKS or (short in OF_THE_LINK and caller == "link")
     if caller in {"eve", "admin"}:
         return True
     if path.startswith("/mlflow/"):  # its routes check the owner of the run in the body
@@ -103,7 +134,7 @@ def expected(route: str, access: Access, caller: str) -> bool:
         return True
     if route == "POST /login":
         return True
-    if short in OWN_ACCOUNT | HIDDEN:
+    if short in OWN_ACCOUNT | HIDDEN | OWN_VIEWS:
         return caller == "ann"
     if short == "GET /audit":
         return False
@@ -115,6 +146,10 @@ def expected(route: str, access: Access, caller: str) -> bool:
         r"/(pools|quotas|quota-requests|agents|users|defaults|notification-ch)", path
     )
     return short in OF_MEMBERS or (caller == "ann" and not is_shared)
+
+
+INVALID = {"old", "revoked link"}
+"""Callers whose token is not valid."""
 
 
 async def _answer(_scope: Scope, _receive: Receive, send: Send) -> None:
@@ -134,13 +169,20 @@ def test_every_route_for_every_user(team: tuple[Server, dict[str, str]]) -> None
              "project": "vision", "token_id": "1", "run_id": "1", "agent_id": "1",
              "action": "pause", "kind": "pool", "name:path": "default",
              "version": "1", "digest": "0" * 64,
+             "share_id": "1", "view_id": "1", "comment_id": "1",
              "model_id": "m-1", "request_id": "1", "tag_key": "k", "path:path": "x"}  # fmt: skip
     guard = Guard(
         _answer, services.keys, services.settings, server.app.router.routes,
         has_ended=services.open_runs.has_ended, ownership=services.ownership,
         record=_no_record, times=services.request_times,
     )  # fmt: skip
-    browsers = {name: session_of(server, token) for name, token in tokens.items() if name != "old"}
+    browsers = {
+        name: session_of(server, token)
+        if "link" not in name
+        else {"Cookie": f"{services.keys.share_cookie}={token}", **ORIGIN}
+        for name, token in tokens.items()
+        if name != "old"
+    }
     wrong, count = [], 0
 
     async def send_all() -> None:
@@ -161,17 +203,17 @@ def test_every_route_for_every_user(team: tuple[Server, dict[str, str]]) -> None
                             else {name: text for name, text in browsers[caller].items() if text}
                         )
                         allowed = expected(route, access, caller)
-                        if kind == "browser" and "user" in access.callers:
+                        if kind == "browser" and "user" in access.callers and "link" not in caller:
                             allowed = allowed and "browser" in access.callers
                         status = (await client.request(method, path, headers=headers)).status_code
-                        denied = 401 if caller == "old" else 403
+                        denied = 401 if caller in INVALID else 403
                         count += 1
                         if status != (299 if allowed else denied):
                             wrong.append((route, caller, kind, status))
 
     server.http.portal.call(send_all)  # type: ignore[union-attr]
     assert wrong == []
-    assert count == len(ACCESS) * 11 > 900
+    assert count == len(ACCESS) * 17 > 900
 
 
 def test_access_table_has_no_gap(sqlite_server: Server) -> None:
@@ -182,11 +224,18 @@ def test_access_table_has_no_gap(sqlite_server: Server) -> None:
         if access.owned is not None:
             assert f"{{{access.parameter}}}" in path, route
         is_owned = re.search(
-            r"\{(experiment_id|trial_id|uuid|project)\}|/models/\{name\}|/users/\{user\}/", path
+            r"\{(experiment_id|trial_id|uuid|project|share_id|view_id|comment_id)\}|/models/\{name\}|/users/\{user\}/",
+            path,
         )
         if method != "GET" and is_owned and short not in OF_MEMBERS:
             assert access.owned is not None, route
-        is_free = short in ANYBODY | OWN_ACCOUNT | {"POST /login"} or "/runs/" in path
+        assert (access.shown is not None) == (short in OF_THE_LINK), route
+        links = access.shown is not None or short in OF_ALL_LINKS or access == PUBLIC
+        assert ("share" in access.callers) == links, route
+        is_free = (
+            short in ANYBODY | OWN_VIEWS | OWN_ACCOUNT | {"POST /login", "POST /login/share"}
+            or "/runs/" in path
+        )
         is_free = is_free or (path.startswith("/mlflow/") and path.endswith("/search"))
         if method != "GET" and not is_free:
             assert RANKS[access.role] > RANKS["viewer"], route

@@ -23,7 +23,15 @@ if TYPE_CHECKING:  # commands import the client when they need it
 
     from zerolab.client.http import Client
 
-__all__ = ["audit", "create_token", "group", "list_tokens", "revoke_token", "whoami"]
+__all__ = [
+    "audit",
+    "create_token",
+    "group",
+    "list_tokens",
+    "parse_duration",
+    "revoke_token",
+    "whoami",
+]
 
 _PANEL = "Server"
 group = command_group("Manage users and their roles.", panel=_PANEL)
@@ -225,8 +233,15 @@ def _read_secret(prompt: str, *, confirm: bool = False) -> str:
     return sys.stdin.readline().rstrip("\n")
 
 
-def _seconds(text: str | None) -> float | None:
+def parse_duration(text: str | None, subject: str = "token") -> float | None:
     """Parse a duration such as 30d.
+
+    Args:
+        text: The option ``--expires``; None if it is not given.
+        subject: What the error is about.
+
+    Returns:
+        Seconds; None for None.
 
     Raises:
         ConfigError: If it is invalid.
@@ -238,7 +253,7 @@ def _seconds(text: str | None) -> float | None:
     match = re.fullmatch(r"([1-9][0-9]{0,5})([mhdw])", text)
     if match is None:
         problem = f"--expires: must be a number with m, h, d or w, such as 30d, got {text!r}"
-        raise ConfigError("token", [problem])
+        raise ConfigError(subject, [problem])
     return float(int(match[1]) * _UNITS_S[match[2]])
 
 
@@ -265,7 +280,7 @@ def create_token(
     """
     from zerolab.cli.connection import connect
 
-    expires_s = _seconds(expires)
+    expires_s = parse_duration(expires)
     with connect() as client:
         created = client.create_token(user, name=name, expires_s=expires_s)
     if as_json:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, cast
 from fastapi import Query
 from sqlalchemy import Connection, select
 
-from zeroserver.access.routes import ACCESS, VIEWER
+from zeroserver.access.routes import ACCESS, VIEWER, shown
 from zeroserver.analysis.columns import (
     COLUMNS,
     PREFIX,
@@ -52,9 +52,9 @@ __all__ = ["router"]
 ACCESS.update(
     {
         "GET /api/v1/experiments/columns": VIEWER,
-        "GET /api/v1/experiments/{experiment_id}/columns": VIEWER,
-        "GET /api/v1/experiments/{experiment_id}/importance": VIEWER,
-        "GET /api/v1/experiments/{experiment_id}/search-progress": VIEWER,
+        "GET /api/v1/experiments/{experiment_id}/columns": shown("experiment"),
+        "GET /api/v1/experiments/{experiment_id}/importance": shown("experiment"),
+        "GET /api/v1/experiments/{experiment_id}/search-progress": shown("experiment"),
     }
 )
 

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from zerolab.contract.media import CONTENT_TYPES, download_name
 from zerolab.errors import ConfigError, NotFoundError
-from zeroserver.access.routes import ACCESS, VIEWER, own
+from zeroserver.access.routes import ACCESS, own, shown
 from zeroserver.api.common import FILE_ANSWER, MAX_ID, After, IdPath, Limit, Whole
 from zeroserver.api.strict_route import resource_router
 from zeroserver.extensions.media.resources import (
@@ -36,10 +36,10 @@ router = resource_router("/api/v1/trials", "media")
 
 ACCESS.update(
     {
-        "GET /api/v1/trials/{trial_id}/media": VIEWER,
+        "GET /api/v1/trials/{trial_id}/media": shown("trial"),
         "DELETE /api/v1/trials/{trial_id}/media": own("trial"),
-        "GET /api/v1/trials/{trial_id}/media/names": VIEWER,
-        "GET /api/v1/trials/{trial_id}/media/{digest}": VIEWER,
+        "GET /api/v1/trials/{trial_id}/media/names": shown("trial"),
+        "GET /api/v1/trials/{trial_id}/media/{digest}": shown("trial"),
     }
 )
 

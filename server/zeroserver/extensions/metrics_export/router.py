@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from zerolab.contract.flatten import safe_cell
 from zerolab.contract.messages import LENGTH_BYTES, MetricsColumns
-from zeroserver.access.routes import ACCESS, VIEWER
+from zeroserver.access.routes import ACCESS, shown
 from zeroserver.api.common import IdPath, Whole
 from zeroserver.api.queries import metric_names
 from zeroserver.api.strict_route import resource_router
@@ -33,7 +33,7 @@ __all__ = ["router"]
 
 router = resource_router("/api/v1/experiments", "trials")
 
-ACCESS["GET /api/v1/experiments/{experiment_id}/metrics/export"] = VIEWER
+ACCESS["GET /api/v1/experiments/{experiment_id}/metrics/export"] = shown("experiment")
 
 _CSV_HEADER = ("trial_id", "group", "name", "step", "value", "time_s")
 _PAGE_POINTS = 20_000

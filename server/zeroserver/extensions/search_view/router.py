@@ -4,7 +4,7 @@ from sqlalchemy import Connection, select
 
 from zerolab.contract.messages import wire_number
 from zerolab.searcher.view import BracketView, RungView
-from zeroserver.access.routes import ACCESS, SEARCH
+from zeroserver.access.routes import ACCESS, shown
 from zeroserver.api.common import IdPath
 from zeroserver.api.strict_route import resource_router
 from zeroserver.extensions.search_view.resources import (
@@ -24,7 +24,9 @@ __all__ = ["router"]
 
 router = resource_router("/api/v1/experiments", "search")
 
-ACCESS["GET /api/v1/experiments/{experiment_id}/searcher"] = SEARCH
+ACCESS["GET /api/v1/experiments/{experiment_id}/searcher"] = shown(
+    "experiment", frozenset({"search"})
+)
 
 
 @router.get("/{experiment_id}/searcher")

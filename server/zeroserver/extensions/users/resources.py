@@ -104,12 +104,12 @@ class Whoami(Resource, frozen=True):
     """The caller."""
 
     user: str
-    """Name of the user."""
+    """Name of the user; empty for a share link."""
     role: Role
     """Role of the user."""
-    kind: Literal["token", "browser"]
-    """Whether the request has a token or comes from a browser."""
+    kind: Literal["token", "browser", "share"]
+    """Whether the request has a token, comes from a browser or has a share link."""
     expires_at: Time | None
-    """End of the validity of the API token that is used; null: it has none."""
+    """End of the validity of the API token or share link that is used; null: it has none."""
     shared: bool
     """Whether the installation has several users."""

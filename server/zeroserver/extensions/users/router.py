@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from zerolab.errors import ConfigError, ForbiddenError, NotFoundError
 from zeroserver.access.principal import HttpsDep, Principal, PrincipalDep
-from zeroserver.access.routes import ACCESS, ADMIN, PUBLIC, VIEWER, Access, Role, own
+from zeroserver.access.routes import ACCESS, ADMIN, PUBLIC, SHARED, VIEWER, Access, Role, own
 from zeroserver.api.cluster.server import set_session
 from zeroserver.api.common import IdPath, Limit, Name, id_of
 from zeroserver.api.rows import iso
@@ -40,7 +40,7 @@ router = resource_router("", "users")
 
 ACCESS.update(
     {
-        "GET /api/v1/whoami": VIEWER,
+        "GET /api/v1/whoami": SHARED,
         "GET /api/v1/audit": ADMIN,
         "GET /api/v1/users": VIEWER,
         "POST /api/v1/users": ADMIN,
@@ -68,8 +68,11 @@ def _find(services: Services, name: str) -> UserRow:
 
 @router.get("/api/v1/whoami")
 async def get_whoami(services: ServicesDep, principal: PrincipalDep) -> Whoami:
-    """Read the user to whom the token or the browser session belongs."""
+    """Read the user to whom the token or the browser session belongs, or the share link."""
     users = services.orchestrator.users
+    share = services.orchestrator.shares.valid(principal.share_id)
+    if share is not None:
+        return Whoami("", "viewer", "share", iso(share.row.expires_at), shared=users.shared)
     return Whoami(
         user=principal.user,
         role=principal.role or "viewer",

@@ -1,0 +1,1 @@
+"""Saved views of the page: filters, columns, order and chart settings under a name."""

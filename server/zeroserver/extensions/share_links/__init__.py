@@ -1,0 +1,1 @@
+"""Share links: experiments for readers without an account, until the links expire."""
