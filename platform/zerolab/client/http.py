@@ -572,7 +572,7 @@ class Client(Transport):
             Traceback (most recent call last):
             zerolab.errors.NotFoundError: there is no view 77; ...
         """
-        self._send("DELETE", _path("views", view_id))
+        self._send("DELETE", _path("views", str(view_id)))
 
     def create_share(
         self,
@@ -646,7 +646,7 @@ class Client(Transport):
             Traceback (most recent call last):
             zerolab.errors.NotFoundError: there is no share link 77; ...
         """
-        self._send("DELETE", _path("shares", share_id))
+        self._send("DELETE", _path("shares", str(share_id)))
 
     def comments(self, experiment_id: int) -> list[Json]:
         """List the comments on an experiment, oldest first.
@@ -667,7 +667,7 @@ class Client(Transport):
             []
         """
         comments: list[Json] = self.get(
-            _path("experiments", experiment_id, "comments"), limit=1000
+            _path("experiments", str(experiment_id), "comments"), limit=1000
         )["comments"]
         return comments
 
@@ -691,7 +691,7 @@ class Client(Transport):
             Traceback (most recent call last):
             zerolab.errors.NotFoundError: there is no experiment 77
         """
-        path = _path("experiments", experiment_id, "comments")
+        path = _path("experiments", str(experiment_id), "comments")
         return resource(self.post(path, {"text": text}), "comment")
 
     def experiment_groups(self, by: str, **filters: Any) -> list[Json]:

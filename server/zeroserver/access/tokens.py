@@ -20,8 +20,7 @@ from zerolab.files import create_private, write_json
 from zerolab.paths import Home
 from zeroserver.access.principal import NOBODY, OWNER, Principal
 from zeroserver.errors import StoreError
-from zeroserver.store.share_directory import SHARE_PREFIX, ShareDirectory
-from zeroserver.store.user_directory import ADMIN, UserDirectory
+from zeroserver.store.user_directory import ADMIN, SHARE_PREFIX, ShareDirectory, UserDirectory
 
 __all__ = ["TokenStore", "is_number"]
 

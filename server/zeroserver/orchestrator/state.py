@@ -26,8 +26,7 @@ from zeroserver.store.database import Change
 from zeroserver.store.janitor import Janitor
 from zeroserver.store.project_directory import ProjectDirectory
 from zeroserver.store.rows import ExperimentRow
-from zeroserver.store.share_directory import ShareDirectory
-from zeroserver.store.user_directory import UserDirectory
+from zeroserver.store.user_directory import ShareDirectory, UserDirectory
 
 if TYPE_CHECKING:  # imported with the first experiment: saves 0.1 s at startup
     from zerolab.config.experiment.experiment_config import ExperimentConfig

@@ -173,7 +173,7 @@ def test_revoked_and_expired_links_are_refused(
     import time
 
     later = time.time() + 101
-    monkeypatch.setattr("zeroserver.store.share_directory.time.time", lambda: later)
+    monkeypatch.setattr("zeroserver.store.user_directory.time.time", lambda: later)
     for link in (revoked, expired, of_ann, revoked[:-1], "zls_", "zls_x"):
         refused = ask(server, link, "GET", "/experiments/1")
         assert (refused.status_code, "expired or was revoked" in refused.text) == (401, True)

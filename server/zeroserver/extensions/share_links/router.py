@@ -30,7 +30,7 @@ from zeroserver.extensions.share_links.service import NewShare, ShareService
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.rows import ExperimentRow, ShareRow, read_rows
 from zeroserver.store.schema import experiments, shares
-from zeroserver.store.share_directory import new_share_token
+from zeroserver.store.user_directory import new_share_token
 
 __all__ = ["router"]
 
