@@ -15,6 +15,7 @@ SHORT = [
     ["controller"],
     ["server", "--quick"],
     ["scheduler"],
+    ["team", "--minutes", "1", "--users", "5", "--experiments", "10", "--trial-seconds", "4"],
     ["search", "run", "--seeds", "2", "--horizon", "5", "--methods", "random", "tpe_asha"],
     ["training.checkpoint", "--gigabytes", "0.5", "--rounds", "3"],
     ["training.offload", "--size", "1m"],
