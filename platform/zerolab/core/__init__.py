@@ -111,7 +111,7 @@ def init(
             installation on this machine.
         name: Name of the experiment of ``server``; by default that of the script.
         id: Id of the run of ``server``, unique for the user. A script that uses it again continues
-            the experiment. A new one by default.
+            the experiment, and its checkpoints if the directory is the same. A new one by default.
         labels: Labels of a new experiment of ``server``.
         project: Project of a new experiment of ``server``; by default ``default``.
         timeout_s: Maximum wait for the other ranks in a collective, in seconds.

@@ -47,6 +47,8 @@ class LiveConnection:
         self._lock = threading.Lock()
         self.experiment_id = 0
         """Id of the experiment; 0 until the run is open."""
+        self.trial_id = 0
+        """Id of the trial; 0 until the run is open."""
         self.first_step = 0
         """First step that the experiment does not have yet."""
 
@@ -82,6 +84,7 @@ class LiveConnection:
             raise StaleRunError(str(error)) from error
         self._replace = False
         self._run_id, self.experiment_id = run["run_id"], run["experiment_id"]
+        self.trial_id = run["trial_id"]
         steps = run.get("steps_completed") or 0
         self.first_step = steps + 1 if steps else 0
         return _RunClient(self._client.url, run["token"])

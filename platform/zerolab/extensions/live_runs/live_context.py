@@ -17,7 +17,7 @@ import msgspec
 
 from zerolab.agent.logs import LogShipper
 from zerolab.client.http import Client
-from zerolab.contract.spec import RunSpec
+from zerolab.contract.spec import CheckpointRef, RunSpec
 from zerolab.contract.storage import StorageAddress
 from zerolab.core.context import Context
 from zerolab.core.preemption import DirectivePoller
@@ -135,6 +135,17 @@ class LiveContext(Context):
         self._connection: LiveConnection | None = None
         if directory is not None and client is not None:
             self._connection = LiveConnection(directory, client, replace=True)
+        # A run with an id finds the checkpoints of its earlier sessions.
+        root = path / "checkpoints"
+        if info.id != info.session:
+            root = path.parent / "checkpoints" / info.id
+        address = StorageAddress(root=str(root))
+        store = CheckpointStore(
+            address, owner=local_owner(address, str(path)), local=str(path / "cache")
+        )
+        latest = store.latest() if distributed.is_chief else None
+        fields: list[Any] | None = [latest.uuid, latest.steps_completed] if latest else None
+        checkpoint = distributed.broadcast(fields)
         spec = RunSpec(
             experiment_id=0,
             trial_id=0,
@@ -145,13 +156,10 @@ class LiveContext(Context):
             slots=distributed.size,
             model_dir=str(Path.cwd()),
             run_dir=str(path),
-            checkpoint_dir=str(path / "checkpoints"),
+            checkpoint_dir=address.root,
+            latest_checkpoint=CheckpointRef(*checkpoint) if checkpoint else None,
         )
         reporter = _LiveReporter(spec, self._connection) if directory is not None else None
-        address = StorageAddress(root=spec.checkpoint_dir)
-        store = CheckpointStore(
-            address, owner=local_owner(address, str(path)), local=str(path / "cache")
-        )
         super().__init__(spec, distributed, store, platform=False, reporter=reporter)
         if not handle_sigterm:
             self._sigterm.restore()
@@ -187,6 +195,12 @@ class LiveContext(Context):
     def directory(self) -> Path:
         """Directory of the run."""
         return Path(self.info.run_dir)
+
+    @property
+    def server_ids(self) -> tuple[int, int]:
+        """Ids of the experiment and the trial; 0 until the server has them."""
+        connection = self._connection
+        return (connection.experiment_id, connection.trial_id) if connection else (0, 0)
 
     @property
     def page(self) -> str:

@@ -45,6 +45,19 @@ class ClusterInfo:
         """Addresses of the machines; only the first one is known here."""
         return [os.environ.get("MASTER_ADDR", "127.0.0.1")]
 
+    @property
+    def container_rank(self) -> int:
+        """Raise an error: scripts use it to start their ranks, which run already.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        msg = (
+            "ClusterInfo.container_rank: is not supported, because Zerolab starts one process for "
+            "each slot; remove the launcher of the script, and call determined.core.init() in each"
+        )
+        raise NotImplementedError(msg)
+
 
 def get_cluster_info() -> ClusterInfo | None:
     """Return the task of this process; None outside an experiment."""

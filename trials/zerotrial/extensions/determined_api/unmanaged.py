@@ -12,7 +12,15 @@ from zerolab.core.context import Context
 from zerotrial.extensions.determined_api.cluster_info import TrialInfo
 from zerotrial.extensions.determined_api.core_api import DistributedContext
 
-__all__ = ["Config", "Info", "close", "context_of", "init", "url_reverse_webui_exp_view"]
+__all__ = [
+    "Config",
+    "Info",
+    "close",
+    "context_of",
+    "init",
+    "init_context",
+    "url_reverse_webui_exp_view",
+]
 
 
 @dataclass
@@ -39,6 +47,11 @@ class Info:
     latest_checkpoint: str | None
     _trial_info: TrialInfo
 
+    @property
+    def trial(self) -> TrialInfo:
+        """Trial of the run."""
+        return self._trial_info
+
 
 _context: Context | None = None
 
@@ -50,7 +63,9 @@ def init(
     client: Any = None,
     **options: Any,
 ) -> None:
-    """Begin a run; it reports to the server of ``ZEROLAB_MASTER``, or to a directory without it.
+    """Begin a run; it reports to the server of ``ZEROLAB_MASTER``.
+
+    Without it, the reports stay in ``.zerolab/live`` for ``zerolab sync``.
 
     Args:
         config: Name, labels and ids of the run; ignored in an experiment.
@@ -59,12 +74,32 @@ def init(
         options: Ignored.
     """
     global _context
+    _context = init_context(config=config, distributed=distributed, client=client, **options)
+    _context.__enter__()
+    atexit.register(close)
+
+
+def init_context(
+    *,
+    config: Config | None = None,
+    distributed: DistributedContext | None = None,
+    client: Any = None,
+    **options: Any,
+) -> Context:
+    """Return the context of a new run, for a ``with`` block; see :func:`init`.
+
+    Args:
+        config: Name, labels and ids of the run; ignored in an experiment.
+        distributed: Ignored: the ranks come from torchrun's variables.
+        client: Ignored.
+        options: Ignored.
+    """
     del distributed, client, options
     config = config or Config()
     # Reports of a script go to a server only if one is named: there may be none.
-    master = os.environ.get(ENV_MASTER)
+    master = os.environ.get(ENV_MASTER, "")
     identity = config.external_trial_id or config.external_experiment_id or ""
-    _context = core.init(
+    context = core.init(
         hparams=config.hparams,
         checkpoint_storage=config.checkpoint_storage,
         server=master,
@@ -72,8 +107,9 @@ def init(
         id=identity,
         labels=list(config.labels or ()),
     )
-    _context.__enter__()
-    atexit.register(close)
+    if hasattr(context, "connect"):  # scripts print the ids
+        context.connect()
+    return context
 
 
 def close() -> None:
@@ -96,8 +132,9 @@ def context_of(name: str) -> Any:
         return getattr(_context, name)
     spec = _context.train.info
     checkpoint = _context.train.latest_checkpoint
+    experiment_id, trial_id = getattr(_context, "server_ids", (spec.experiment_id, spec.trial_id))
     trial = TrialInfo(
-        spec.trial_id, spec.experiment_id, spec.trial_seed, spec.hparams, spec.config, spec.run_id
+        trial_id, experiment_id, spec.trial_seed, spec.hparams, spec.config, spec.run_id
     )
     return Info(None if checkpoint is None else checkpoint.uuid, trial)
 

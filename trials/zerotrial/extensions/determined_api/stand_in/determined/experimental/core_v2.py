@@ -13,6 +13,7 @@ from zerotrial.extensions.determined_api.unmanaged import (
     close,
     context_of,
     init,
+    init_context,
     url_reverse_webui_exp_view,
 )
 
@@ -25,6 +26,7 @@ __all__ = [
     "UnmanagedConfig",
     "close",
     "init",
+    "init_context",
     "url_reverse_webui_exp_view",
 ]
 
