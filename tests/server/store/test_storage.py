@@ -185,6 +185,7 @@ def test_upgrade_fills_new_columns(tmp_path: Path) -> None:
 def test_upgrade_gives_everything_to_admin(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
+    """An installation of version 0.2, which knew neither users nor projects."""
     url = new_database(request.getfixturevalue("postgresql")) if kind == "postgresql" else ""
     with serve(tmp_path, url) as server:
         server.submit()
@@ -195,7 +196,7 @@ def test_upgrade_gives_everything_to_admin(
         config = Config()
         config.set_main_option("script_location", str(Path(migrations.__file__).parent))
         config.attributes["connection"] = connection
-        command.downgrade(config, "0017")
+        command.downgrade(config, "0012")  # the schema of version 0.2
     database.close()
     with serve(tmp_path, url) as server:
         assert server.token == token
