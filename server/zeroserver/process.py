@@ -5,6 +5,7 @@ import ipaddress
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import ssl
@@ -157,6 +158,7 @@ def _serve(options: argparse.Namespace) -> int:
             synchronous=options.synchronous,
             allow_remote=options.allow_remote or tls,
             host_names=tuple(options.host_name),
+            task_domain=options.task_domain or "",
             behind_https=options.behind_https,
             custom_searchers=not options.no_custom_searchers,
             private_webhooks=options.allow_private_webhooks,
@@ -250,6 +252,14 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME",
         help="another host name of this server; may be repeated",
+    )
+    parser.add_argument(
+        "--task-domain",
+        type=_domain,
+        metavar="NAME",
+        help="domain of interactive tasks: browsers open each one at task-ID.NAME, so that its "
+        "page cannot act for its user; all these names must lead to this server (default: "
+        "localhost, for browsers on this machine or behind `ssh -L`)",
     )
     parser.add_argument(
         "--tls-cert",
@@ -399,6 +409,18 @@ def _address(text: str) -> str:
     except ValueError:
         msg = f"must be an IP address, got {text!r}"
         raise argparse.ArgumentTypeError(msg) from None
+
+
+def _domain(text: str) -> str:
+    """Parse a domain name.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is invalid.
+    """
+    if re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,200}[a-z0-9])?", text.lower()) is None:
+        msg = f"must be a domain name such as tasks.example.com, got {text!r}"
+        raise argparse.ArgumentTypeError(msg)
+    return text.lower()
 
 
 def _count(text: str) -> int:

@@ -116,6 +116,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host_names: tuple[str, ...] = ()
     """Additional host names of this server."""
 
+    task_domain: str = ""
+    """Domain below which each task with a port has a host name; empty for ``localhost`` alone."""
+
     behind_https: bool = False
     """Assume that browsers use HTTPS, although request headers do not show it."""
 

@@ -99,6 +99,7 @@ NO_RESULT = {
     "zerolab experiment metrics",  # --format ndjson
     "zerolab launch",  # the output of a script
     "zerolab plan",  # passes --json on
+    "zerolab shell config", "zerolab shell connect", "zerolab shell open",  # for ssh
 }  # fmt: skip
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "Event",
     "Json",
     "Transport",
+    "certificates",
     "drop_none",
     "error_of",
     "is_loopback",
@@ -111,7 +112,7 @@ class Transport:
             base_url=self.url,
             auth=self._bearer,
             timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
-            verify=_certificates(parsed.scheme),
+            verify=certificates(parsed.scheme),
             # SSL_CERT_FILE applies to a loopback address too; a proxy does not.
             trust_env=not is_loopback(parsed.host),
         )
@@ -290,7 +291,7 @@ class Transport:
         )
 
 
-def _certificates(scheme: str) -> ssl.SSLContext:
+def certificates(scheme: str) -> ssl.SSLContext:
     """Read the trusted certificates, which takes 20 ms and is only needed for TLS.
 
     Raises:

@@ -8,6 +8,7 @@ __all__ = [
     "DEFAULT_PROJECT",
     "MAX_CHECKPOINT_FILES",
     "MAX_METRIC_NAME",
+    "PORT_LABEL",
     "TASK_LABEL",
     "check_name",
     "check_pool",
@@ -29,6 +30,9 @@ DEFAULT_PROJECT = "default"
 
 TASK_LABEL = "task"
 """Label of experiments that ``zerolab task run`` creates."""
+
+PORT_LABEL = "interactive"
+"""Label of tasks with a port, to which the server passes requests on."""
 
 MAX_METRIC_NAME = 200
 """Most characters of the name of a metric or of a metric group."""

@@ -11,12 +11,14 @@ import logging
 import resource
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from zeroserver.access.joined_writes import JoinedWrites
+from zeroserver.access.upgrades import UPGRADE, ByteStream
 
 __all__ = ["ConnectionLimits", "limited_protocol", "raise_file_limit"]
 
@@ -99,6 +101,7 @@ class _Connection(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._body_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._stream: ByteStream | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection and wait for a header."""
@@ -113,10 +116,15 @@ class _Connection(HttpToolsProtocol):
         for timer in (self._header_timer, self._body_timer, self._stall_timer):
             if timer is not None:
                 timer.cancel()
+        if self._stream is not None:
+            self._stream.feed_eof()
         self.limits.leave(self)
 
     def data_received(self, data: bytes) -> None:
-        """Parse received data, unless the header is too long."""
+        """Parse received data, unless the header is too long or the connection was upgraded."""
+        if self._stream is not None:
+            self._stream.feed(data)
+            return
         if self._header_timer is not None:
             if self._head_bytes > _HEADER_BYTES:
                 self.limits.close(self, f"its header is longer than {_HEADER_BYTES} bytes")
@@ -135,7 +143,24 @@ class _Connection(HttpToolsProtocol):
             self._header_timer.cancel()
             self._header_timer = None
         self.limits.header_received(self)
+        if self.parser.should_upgrade():
+            self.scope["extensions"] = {UPGRADE: self._upgrade}  # type: ignore[dict-item]
         super().on_headers_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: routes decide about upgrades, and others ignore them."""
+
+    def _upgrade(self, headers: Sequence[tuple[bytes, bytes]]) -> ByteStream:
+        """Send the status 101 and leave HTTP; see :data:`zeroserver.access.upgrades.Upgrade`."""
+        if self.cycle.disconnected or self.transport.is_closing():
+            raise ConnectionResetError
+        self.cycle.response_started = self.cycle.response_complete = True
+        self._stream = ByteStream(self.transport, self.flow, self.loop)
+        self.flow.resume_reading()
+        lines = [b"HTTP/1.1 101 Switching Protocols", b"connection: upgrade"]
+        lines += [name + b": " + value for name, value in headers]
+        self.transport.write(b"\r\n".join([*lines, b"", b""]))
+        return self._stream
 
     def on_message_complete(self) -> None:
         """Stop the body timer."""

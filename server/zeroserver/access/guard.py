@@ -14,6 +14,7 @@ from http.cookies import CookieError, SimpleCookie
 from time import perf_counter
 
 from fastapi.routing import iter_route_contexts
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,6 +23,13 @@ from zeroserver.access.ownership import Ownership
 from zeroserver.access.principal import NOBODY, Principal
 from zeroserver.access.request_times import RequestTimes
 from zeroserver.access.routes import ACCESS, ADMIN_TOKEN, PUBLIC
+from zeroserver.access.task_hosts import (
+    PROXY,
+    TASK,
+    TaskHosts,
+    is_navigation,
+    sign_in_response,
+)
 from zeroserver.access.tokens import TokenStore
 from zeroserver.errors import (
     ExpiredTokenError,
@@ -46,8 +54,8 @@ def open_paths() -> frozenset[str]:
 
 
 _API = "/api/v1"
-_LARGE = ("/api/v1/external-runs/", "/api/v1/import")
-"""Prefixes of routes that receive whole runs or media."""
+_LARGE = ("/api/v1/external-runs/", "/api/v1/import", PROXY)
+"""Prefixes of routes that receive whole runs or media, or pass requests on."""
 _MAX_ACTION = 500
 """Maximum length of an action in the audit log, in characters."""
 
@@ -119,6 +127,7 @@ class Guard:
         self._ownership = ownership
         self._record = record
         self._open_paths = open_paths()
+        self._tasks = TaskHosts(settings.task_domain, keys)
         self._limits = settings.limits
         self._behind_https = settings.behind_https
         names = {*_LOOPBACK, settings.host, *settings.host_names}
@@ -138,8 +147,13 @@ class Guard:
         if self._behind_https:
             scope["scheme"] = "https"
         headers: _Headers = dict(reversed(scope["headers"]))
+        self._tasks.enter(scope, _text(headers, b"host"))
         guarded_send = _with_headers(send, scope["path"])
         try:
+            opened = self._tasks.open_session(scope) if TASK in scope else None
+            if opened is not None:
+                await opened(scope, receive, guarded_send)
+                return
             principal = self._check(scope, headers)
             if principal.kind == "run" and await self._has_ended(principal.run_id):
                 msg = f"the token of {principal} has expired: the run has ended"
@@ -150,14 +164,19 @@ class Guard:
                 await self._check_shown(scope, principal)
             scope.setdefault("state", {})["principal"] = principal
         except ZerolabError as error:
-            await error_response(error, scope["path"])(scope, receive, guarded_send)
+            response: Response = error_response(error, scope["path"])
+            closed = isinstance(error, UnauthorizedError) and scope["path"].startswith(PROXY)
+            if closed and is_navigation(scope):
+                response = sign_in_response(scope)
+            await response(scope, receive, guarded_send)
             return
         if scope["method"] not in _SAFE and self._is_audited(scope):
             guarded_send = self._recorded(scope, guarded_send)
         try:
             await self._app(scope, _limited(receive, self._limit(scope)), guarded_send)
         finally:
-            self._times.note(scope, start)
+            if not scope["path"].startswith(PROXY):  # their durations are those of programs
+                self._times.note(scope, start)
 
     def _is_audited(self, scope: Scope) -> bool:
         """Check whether a route makes changes for users, not for agents, runs or searchers."""
@@ -194,16 +213,7 @@ class Guard:
         path, method = scope["path"], scope["method"]
         if b"%00" in scope["query_string"] or "\0" in path:
             raise ConfigError("request", ["a NUL character is in no name"])
-        bearer = _bearer(headers)
-        if bearer is None and protocol_of(path) is not None:
-            bearer = _password(headers)
-        cookie = _cookie(headers, self._keys.cookie) if bearer is None else None
-        principal = self._keys.identify(bearer, cookie)
-        if principal == NOBODY and bearer is None:  # a signed-in user keeps the own session
-            share = _cookie(headers, self._keys.share_cookie)
-            if share is not None:
-                principal = self._keys.identify_share(share) or NOBODY
-            bearer = share
+        principal, bearer = self._identify(scope, headers)
         if path in self._open_paths or path.startswith(_OPEN_PREFIXES):
             if method not in _SAFE:  # no other page may sign a browser in as somebody else
                 self._check_origin(scope["scheme"], headers)
@@ -213,11 +223,29 @@ class Guard:
             if bearer is not None and self._keys.identify_share(bearer) is not None:
                 msg = "this share link has expired or was revoked; ask its sender for a new one"
             raise UnauthorizedError(msg)
-        if principal.must_show_origin() and method not in _SAFE:
+        # Other pages may open WebSockets, with cookies, and read from them.
+        if principal.must_show_origin() and (method not in _SAFE or b"upgrade" in headers):
             self._check_origin(scope["scheme"], headers)
         if principal.kind != "user" or not principal.is_admin:
             self._check_route(scope, principal)
         return principal
+
+    def _identify(self, scope: Scope, headers: _Headers) -> tuple[Principal, str | None]:
+        """Return the caller and the token; on the host of a task only its cookie counts."""
+        if TASK in scope:
+            cookie = _cookie(headers, self._keys.task_cookie)
+            return self._keys.identify_task(scope[TASK], cookie), None
+        bearer = _bearer(headers)
+        if bearer is None and protocol_of(scope["path"]) is not None:
+            bearer = _password(headers)
+        cookie = _cookie(headers, self._keys.cookie) if bearer is None else None
+        principal = self._keys.identify(bearer, cookie)
+        if principal == NOBODY and bearer is None:  # a signed-in user keeps the own session
+            share = _cookie(headers, self._keys.share_cookie)
+            if share is not None:
+                principal = self._keys.identify_share(share) or NOBODY
+            bearer = share
+        return principal, bearer
 
     def _check_route(self, scope: Scope, principal: Principal) -> None:
         """Raise ForbiddenError if the access table does not permit the caller for the route."""
@@ -279,7 +307,7 @@ class Guard:
                 msg = f"Host: must be named once, got {hosts} of them"
                 raise ZerolabError(msg)
         name = _PORT.sub("", _text(headers, b"host").lower())
-        if name not in self._hosts:
+        if TASK not in scope and name not in self._hosts:
             msg = (
                 f"this server does not answer to the name {name[:100]!r}; "
                 "start it with --host-name NAME if it should"

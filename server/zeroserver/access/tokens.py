@@ -25,6 +25,7 @@ from zeroserver.store.user_directory import ADMIN, SHARE_PREFIX, ShareDirectory,
 __all__ = ["TokenStore", "is_number"]
 
 _MAX_DIGITS = 18
+_TASK_CODE_S = 60.0
 
 
 class _Stored(msgspec.Struct):
@@ -111,6 +112,10 @@ class TokenStore:
         """Name of the cookie: unique for this installation, since browsers ignore ports."""
         self.share_cookie = f"{self.cookie}_share"
         """Name of the cookie with the token of a share link."""
+        self.task_cookie = f"{self.cookie}_task"
+        """Name of the cookie of a task's host."""
+        self._task_codes: dict[str, tuple[float, int, str]] = {}
+        """Unused codes, each with its expiry time, its task and the cookie that it gives."""
 
     def run_token(self, run_id: int) -> str:
         """Return the token of a run, valid only for the routes of this run."""
@@ -148,18 +153,45 @@ class TokenStore:
         """Return the value of a cookie for a user who has signed in with a password."""
         return self._open_session(Principal("user", user_id=user_id), self._epoch(user_id))
 
+    def task_code(self, task_id: int, creator: Principal) -> str:
+        """Return a code that opens a task's host once, within a minute, as the same user.
+
+        Args:
+            task_id: The task.
+            creator: User who opens it; the session ends with that user's session or token.
+        """
+        now = time.monotonic()
+        session = str(self._new_session(creator, self._epoch(creator.user_id), creator.session))
+        cookie = f"{session}.{_sign(self._session_key, f'task {task_id} {session}')}"
+        with self._changing:
+            codes = self._task_codes.items()
+            self._task_codes = {code: entry for code, entry in codes if entry[0] > now}
+            code = secrets.token_urlsafe(24)
+            self._task_codes[code] = (now + _TASK_CODE_S, task_id, cookie)
+        return code
+
+    def redeem_task(self, task_id: int, code: str) -> str | None:
+        """Exchange a code for the value of a task's cookie; None if the code is invalid."""
+        expires_at, task, cookie = self._task_codes.pop(code, (0.0, 0, ""))
+        return cookie if task == task_id and expires_at > time.monotonic() else None
+
+    def identify_task(self, task_id: int, cookie: str | None) -> Principal:
+        """Return the caller of a task's cookie; ``nobody`` if it is invalid or of another task."""
+        return NOBODY if cookie is None else self._browser(cookie, f"task {task_id} ")
+
     def _open_session(self, creator: Principal, epoch: int) -> str:
-        session = str(
-            _Session(
-                int(time.time() + self.session_s),
-                secrets.token_hex(8),
-                creator.session,
-                creator.user_id,
-                epoch,
-                creator.token_id,
-            )
-        )
+        session = str(self._new_session(creator, epoch, secrets.token_hex(8)))
         return f"{session}.{_sign(self._session_key, session)}"
+
+    def _new_session(self, creator: Principal, epoch: int, name: str) -> _Session:
+        return _Session(
+            int(time.time() + self.session_s),
+            name or secrets.token_hex(8),
+            creator.session,
+            creator.user_id,
+            epoch,
+            creator.token_id,
+        )
 
     def identify(self, bearer: str | None, cookie: str | None) -> Principal:
         """Return the caller of a token or cookie; ``nobody`` if it is invalid."""
@@ -282,12 +314,12 @@ class TokenStore:
             return Principal("search", experiment_id=int(number))
         return NOBODY
 
-    def _browser(self, cookie: str) -> Principal:
+    def _browser(self, cookie: str, purpose: str = "") -> Principal:
         text, _, signature = cookie.rpartition(".")
         session = _Session.read(text)
         if session is None or session.expires_at <= time.time():
             return NOBODY
-        if not _signed(self._session_key, text, signature):
+        if not _signed(self._session_key, purpose + text, signature):
             return NOBODY
         if self._stored.ended.keys() & {session.name, session.parent}:
             return NOBODY

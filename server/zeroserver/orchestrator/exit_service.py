@@ -178,7 +178,7 @@ class ExitService(Service):
             state = TrialState.COMPLETED if by_searcher else TrialState.CANCELED
             self.operations.end_trial(trial, state)
         elif code == 0:
-            self.operations.end_trial(trial, TrialState.COMPLETED)
+            self.operations.end_trial(trial, TrialState.COMPLETED, error=end.reason)
         elif code == EXIT_PREEMPTED or killed_for_delay:
             self._requeue(trial)
         elif code == EXIT_REACHED:

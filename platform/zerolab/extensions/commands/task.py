@@ -22,7 +22,8 @@ from zerolab.cli.output import (
     print_warnings,
     result,
 )
-from zerolab.contract.names import TASK_LABEL
+from zerolab.contract.names import PORT_LABEL, TASK_LABEL
+from zerolab.extensions.interactive.command import IdleTimeout, task_words
 from zerolab.formatting import duration_text
 
 if TYPE_CHECKING:
@@ -118,6 +119,16 @@ def run(
         list[str] | None,
         typer.Option(metavar="LABEL", help="Label of the task. May be repeated."),
     ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Port of 127.0.0.1 on which the command listens. The server passes requests of "
+            "the task's owner on to it; the command gets all slots in one process.",
+        ),
+    ] = None,
+    idle_timeout: IdleTimeout = None,
     as_deepspeed: Annotated[
         bool,
         typer.Option(
@@ -139,7 +150,12 @@ def run(
     from zerolab.cli.connection import connect
     from zerolab.cli.log_stream import LogFilter, print_logs
     from zerolab.client.archive import pack
+    from zerolab.errors import ConfigError
 
+    if port is None and idle_timeout is not None:
+        raise ConfigError("task", ["--idle-timeout: needs --port"])
+    if port is not None and nodes > 1:
+        raise ConfigError("task", ["--port: cannot be combined with --nodes"])
     archive = pack(context or Path.cwd())
     workers = worker_specification(slots, workers, worker_from)
     with connect() as client:
@@ -163,6 +179,10 @@ def run(
             "max_restarts": max_restarts,
             "resources": resources,
         }
+        if port is not None:
+            words = task_words("port", idle_timeout, f"--port={port}", command=command)
+            config |= {"entrypoint": words, "labels": [*config["labels"], PORT_LABEL]}
+            resources["slots_per_rank"] = total
         if as_deepspeed:
             config["environment"] = {"deepspeed": "zerolab"}
         experiment = client.create_experiment(config, archive)
@@ -173,6 +193,8 @@ def run(
             print_json(experiment)
         else:
             result(str(experiment["id"]))
+        if port is not None:
+            print_message(f"the port is at {client.url}/proxy/{experiment['id']}/")
         if not follow:
             return
         print_logs(

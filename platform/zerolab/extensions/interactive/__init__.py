@@ -1,0 +1,1 @@
+"""Interactive tasks: notebooks, shells, TensorBoard and commands with a port, in the queue."""
