@@ -5,6 +5,7 @@ import gc
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, TypeVar, cast
@@ -37,8 +38,9 @@ from zeroserver.orchestrator.search.search_service import large_searches, prepar
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.settings import Settings
-from zeroserver.store.database import Change, Database
+from zeroserver.store.database import Change, Database, Transaction
 from zeroserver.store.schema import audit
+from zeroserver.visibility import HIDDEN
 
 __all__ = ["Services", "ServicesDep", "freeze_startup_objects", "services_of"]
 
@@ -78,7 +80,7 @@ class Services:
 
     def __post_init__(self) -> None:
         self.policies = PolicySearch(self.database)
-        self.ownership = Ownership(self.orchestrator.users, self.read)
+        self.ownership = Ownership(self.orchestrator.users, self.orchestrator.projects, self.read)
         self.health = HealthCheck(self.database, self.orchestrator.home.path)
 
     def part(self, kind: type[T]) -> T:
@@ -115,11 +117,18 @@ class Services:
 
     async def write(self, job: Callable[[UnitOfWork], T]) -> T:
         """Run a job of the orchestrator and wait for its commit."""
-        result = await self.database.write(
-            lambda transaction: job(UnitOfWork(self.orchestrator, transaction))
-        )
+        hidden = HIDDEN.get()
+
+        def run(transaction: Transaction) -> T:
+            work = UnitOfWork(self.orchestrator, transaction)
+            work.hidden = hidden
+            return job(work)
+
+        result = await self.database.write(run)
         if not self._computing.locked() and self.orchestrator.searches.has_deferred:
-            self._computation = asyncio.create_task(self._compute_deferred())
+            self._computation = asyncio.create_task(
+                self._compute_deferred(), context=Context()
+            )  # not in the context of this request, which may hide projects
         return result
 
     async def _compute_deferred(self) -> None:

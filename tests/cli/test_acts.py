@@ -240,3 +240,12 @@ def test_projects(owner: Server, zerolab: Zerolab) -> None:
     assert "`zerolab project unarchive vision`" in refused
     assert "no longer archived" in zerolab("project", "unarchive", "vision")
     assert "cannot be archived" in zerolab("project", "archive", "default", expect=2)
+    owner.post("/users", {"name": "ann", "role": "member"})
+    assert "ann is a member" in zerolab("project", "add-member", "vision", "ann")
+    assert "members (admin, ann)" in zerolab("project", "restrict", "vision")
+    assert zerolab("project", "members", "vision").split()[-4:] == [
+        "admin", "owner", "ann", "member",
+    ]  # fmt: skip
+    assert "visible to" in zerolab("project", "list")
+    assert "no longer a member" in zerolab("project", "remove-member", "vision", "ann")
+    assert "everybody sees" in zerolab("project", "unrestrict", "vision")

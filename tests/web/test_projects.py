@@ -66,9 +66,25 @@ def test_project_list_leads_to_experiments(tmp_path: Path, chromium: Browser) ->
         page.get_by_label("Show archived (1)").check()
         expect(row).to_contain_text("archived")
 
+        add_user(server, "ann", "member")
+        server.request("PATCH", "/projects/vision", json={"archived": False})
+        page.reload()
+        row.get_by_role("button", name="members").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("new member").select_option("ann")
+        dialog.get_by_role("button", name="add").click()
+        expect(dialog.get_by_role("row", name="ann")).to_be_visible()
+        dialog.get_by_role("button", name="restrict to members").click()
+        expect(dialog).to_contain_text("Only these users")
+        dialog.get_by_role("button", name="Close").click()
+        expect(row).to_contain_text("members only")
+
         viewer = add_user(server, "vic", "viewer")
         other = second.page
         other.goto(login_link(server, viewer))
+        expect(other.get_by_role("link", name="Projects")).to_have_count(0)  # sees a single one
+        expect(other.get_by_text("No experiments yet.")).to_be_visible()
+        other.goto(f"{base}/#/projects")
         row = other.get_by_role("row", name="default")
         expect(row.get_by_role("button", name="edit")).to_be_disabled()
         expect(other.get_by_role("button", name="new project")).to_be_disabled()

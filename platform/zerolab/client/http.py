@@ -741,8 +741,9 @@ class Client(Transport):
             name: Name of the project.
 
         Returns:
-            ``name``, ``description``, ``notes``, ``owner``, ``archived``, ``experiments``,
-            ``unfinished`` and ``models`` (numbers), ``last_experiment_at`` and ``created_at``.
+            ``name``, ``description``, ``notes``, ``owner``, ``archived``, ``restricted``,
+            ``experiments``, ``unfinished`` and ``models`` (numbers), ``last_experiment_at`` and
+            ``created_at``.
 
         Raises:
             NotFoundError: If it does not exist.
@@ -777,18 +778,18 @@ class Client(Transport):
         return Project(self, resource(response, "project"))
 
     def patch_project(self, name: str, **changes: Any) -> Project:
-        """Change a project's description or notes, or archive or unarchive it.
+        """Change a project's description or notes, archive it, or restrict it to members.
 
         Args:
             name: Name of the project.
-            changes: ``description``, ``notes`` (str), ``archived`` (bool).
+            changes: ``description``, ``notes`` (str), ``archived``, ``restricted`` (bool).
 
         Returns:
             The project, as in :meth:`project`.
 
         Raises:
             NotFoundError: If it does not exist.
-            ConflictError: If the project ``default`` is to be archived.
+            ConflictError: If the project ``default`` is to be archived or restricted.
 
         Example:
             >>> client = zerolab.Client()
@@ -797,6 +798,62 @@ class Client(Transport):
         """
         response = self._send("PATCH", _path("projects", name), json=changes).json()
         return Project(self, resource(response, "project"))
+
+    def project_members(self, name: str) -> list[Json]:
+        """List the users who see a project when it is restricted, besides administrators.
+
+        Args:
+            name: Name of the project.
+
+        Returns:
+            One dict per user, sorted by name: ``user`` and ``owner`` (bool).
+
+        Raises:
+            NotFoundError: If it does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.project_members("default")
+            [{'user': 'admin', 'owner': True}]
+        """
+        members: list[Json] = self.get(f"{_path('projects', name)}/members")["members"]
+        return members
+
+    def add_project_member(self, name: str, user: str) -> None:
+        """Add a member to a project; no effect if the user is one.
+
+        Args:
+            name: Name of the project.
+            user: Name of the user.
+
+        Raises:
+            NotFoundError: If the project does not exist.
+            ConfigError: If the user does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.add_project_member("default", "admin")
+        """
+        self._send("PUT", _path("projects", name, "members", user))
+
+    def remove_project_member(self, name: str, user: str) -> None:
+        """Remove a member, who no longer sees the project if it is restricted.
+
+        Args:
+            name: Name of the project.
+            user: Name of the user.
+
+        Raises:
+            NotFoundError: If the project does not exist, or the user is no member.
+            ConflictError: If the project belongs to the user.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.remove_project_member("default", "admin")
+            Traceback (most recent call last):
+            zerolab.errors.ConflictError: project default belongs to admin, who is always a member
+        """
+        self._send("DELETE", _path("projects", name, "members", user))
 
     def defaults(self, project: str | None = None) -> Json:
         """Read the defaults and limits of new experiments.

@@ -33,6 +33,7 @@ export const text = (path: string): Promise<string> => ask("GET", path).then((an
 export const get = <T>(path: string): Promise<T> => call<T>("GET", path);
 export const remove = (path: string): Promise<void> => call<void>("DELETE", path);
 export const patch = <T>(path: string, body: unknown): Promise<T> => call<T>("PATCH", path, body);
+export const put = (path: string, body?: unknown): Promise<void> => call<void>("PUT", path, body);
 export const post = <T>(path: string, body?: unknown): Promise<T> => call<T>("POST", path, body);
 
 /** Sign this browser in; the server sets a cookie. */

@@ -776,6 +776,8 @@ export interface Project {
   owner: string | null;
   /** Whether it accepts no new experiments and models. */
   archived: boolean;
+  /** Whether only its owner, its members and administrators see it and what belongs to it. */
+  restricted: boolean;
   /** Number of its experiments. */
   experiments: number;
   /** Number of its experiments that have not ended. */
@@ -791,6 +793,20 @@ export interface Project {
 /** Response with one project. */
 export interface ProjectAnswer {
   project: Project;
+}
+
+/** User who sees a restricted project. */
+export interface ProjectMember {
+  /** Name of the user. */
+  user: string;
+  /** Whether the project belongs to this user, who is always a member. */
+  owner: boolean;
+}
+
+/** Members of a project, sorted by name. */
+export interface ProjectMembers {
+  members: Array<ProjectMember>;
+  next_after: null;
 }
 
 /** All projects, sorted by name. */

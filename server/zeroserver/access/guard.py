@@ -22,7 +22,7 @@ from zerolab.errors import ConfigError, ForbiddenError, ZerolabError
 from zeroserver.access.ownership import Ownership
 from zeroserver.access.principal import NOBODY, Principal
 from zeroserver.access.request_times import RequestTimes
-from zeroserver.access.routes import ACCESS, ADMIN_TOKEN, PUBLIC
+from zeroserver.access.routes import ACCESS, ADMIN_TOKEN, PUBLIC, resources_of
 from zeroserver.access.task_hosts import (
     PROXY,
     TASK,
@@ -39,6 +39,7 @@ from zeroserver.errors import (
 )
 from zeroserver.protocols import protocol_of
 from zeroserver.settings import Settings
+from zeroserver.visibility import hiding
 
 __all__ = ["Guard", "open_paths"]
 
@@ -143,7 +144,6 @@ class Guard:
         if scope["type"] != "http":  # only HTTP is supported; anything else would bypass the checks
             await send({"type": "websocket.close", "code": 1008})
             return
-        start = perf_counter()
         if self._behind_https:
             scope["scheme"] = "https"
         headers: _Headers = dict(reversed(scope["headers"]))
@@ -155,20 +155,32 @@ class Guard:
                 await opened(scope, receive, guarded_send)
                 return
             principal = self._check(scope, headers)
+            hidden = self._ownership.hidden_from(principal)
+        except ZerolabError as error:
+            await _refuse(error, scope, receive, guarded_send)
+            return
+        if not hidden:
+            await self._serve(scope, receive, guarded_send, principal)
+            return
+        with hiding(hidden):
+            await self._serve(scope, receive, guarded_send, principal)
+
+    async def _serve(
+        self, scope: Scope, receive: Receive, guarded_send: Send, principal: Principal
+    ) -> None:
+        """Pass a request of a known caller to the application, or respond with an error."""
+        start = perf_counter()
+        try:
             if principal.kind == "run" and await self._has_ended(principal.run_id):
                 msg = f"the token of {principal} has expired: the run has ended"
                 raise ExpiredTokenError(msg)
             if principal.role is not None and not principal.is_admin:
-                await self._check_owner(scope, principal)
+                await self._check_resources(scope, principal)
             elif principal.kind == "share":
                 await self._check_shown(scope, principal)
             scope.setdefault("state", {})["principal"] = principal
         except ZerolabError as error:
-            response: Response = error_response(error, scope["path"])
-            closed = isinstance(error, UnauthorizedError) and scope["path"].startswith(PROXY)
-            if closed and is_navigation(scope):
-                response = sign_in_response(scope)
-            await response(scope, receive, guarded_send)
+            await _refuse(error, scope, receive, guarded_send)
             return
         if scope["method"] not in _SAFE and self._is_audited(scope):
             guarded_send = self._recorded(scope, guarded_send)
@@ -268,10 +280,17 @@ class Guard:
             msg = f"the token of {principal} is not valid for this route"
         raise ForbiddenError(msg)
 
-    async def _check_owner(self, scope: Scope, principal: Principal) -> None:
-        """Raise ForbiddenError if the resource in the path belongs to another user."""
+    async def _check_resources(self, scope: Scope, principal: Principal) -> None:
+        """Check the resources in the path.
+
+        Raises:
+            NotFoundError: If one is in a project that the caller must not see.
+            ForbiddenError: If one belongs to another user.
+        """
         name, parameters = self._find_route(scope)
         access = ACCESS.get(name, ADMIN_TOKEN)
+        for kind, parameter in resources_of(name).items():
+            await self._ownership.require_visible(kind, parameters[parameter])
         if access.owned is not None:
             key = parameters[access.parameter]
             await self._ownership.require(principal, access.owned, key)
@@ -328,6 +347,15 @@ class Guard:
                 "start the server with --behind-https if it cannot"
             )
             raise ForbiddenError(msg)
+
+
+async def _refuse(error: ZerolabError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Respond with an error, or with the way to sign in to a task."""
+    response: Response = error_response(error, scope["path"])
+    closed = isinstance(error, UnauthorizedError) and scope["path"].startswith(PROXY)
+    if closed and is_navigation(scope):
+        response = sign_in_response(scope)
+    await response(scope, receive, send)
 
 
 def _text(headers: _Headers, name: bytes, default: str = "") -> str:

@@ -4,6 +4,7 @@ An undeclared route requires the token of an administrator. A test fails for it,
 route is declared deliberately. Extensions declare their own routes.
 """
 
+from functools import cache
 from typing import Literal, get_args
 
 import msgspec
@@ -14,6 +15,7 @@ __all__ = [
     "ADMIN_TOKEN",
     "EXTENSIONS",
     "MEMBER",
+    "OF_PROJECTS",
     "PUBLIC",
     "RANKS",
     "RUN",
@@ -25,6 +27,7 @@ __all__ = [
     "Role",
     "declare_access",
     "own",
+    "resources_of",
     "shown",
 ]
 
@@ -82,6 +85,11 @@ _PARAMETERS: dict[Resource, str] = {
     "view": "view_id",
     "comment": "comment_id",
 }
+
+OF_PROJECTS = frozenset[Resource](
+    {"experiment", "trial", "checkpoint", "model", "project", "comment"}
+)
+"""Kinds of resources that belong to a project, which may be restricted to its members."""
 
 PUBLIC = Access(frozenset(get_args(Caller)))
 """Requires no token; the response must not contain data of experiments."""
@@ -204,6 +212,27 @@ ACCESS: dict[str, Access] = {
     "GET /api/v1/checkpoints/{uuid}/file": VIEWER,
 }
 """Method and path of each route to its callers."""
+
+
+@cache
+def resources_of(route: str) -> dict[Resource, str]:
+    """Return the resources in the path of a route that belong to projects, with their parameters.
+
+    Args:
+        route: Method and path, such as ``GET /api/v1/trials/{trial_id}``.
+
+    Example:
+        >>> from zeroserver.access.routes import resources_of
+        >>> resources_of("GET /api/v1/trials/{trial_id}/logs")
+        {'trial': 'trial_id'}
+    """
+    return {
+        kind: parameter
+        for kind, parameter in _PARAMETERS.items()
+        if kind in OF_PROJECTS
+        and f"{{{parameter}}}" in route
+        and (kind != "model" or "/models/{name}" in route)
+    }
 
 
 def declare_access(route: str, access: Access) -> None:

@@ -116,7 +116,9 @@ class ExperimentService(Service):
         check_pool_holds(self.work.connection, submission.config)
         check_custom_class(self.work.orchestrator, submission.config, submission.owner_id)
         row = _row(self.work.orchestrator, submission)
-        row["project_id"] = open_project(self.work.connection, submission.config.project)
+        row["project_id"] = open_project(
+            self.work.connection, submission.config.project, hidden=self.work.hidden
+        )
         row["source_checkpoint"] = self.warm_starts.source_of_experiment(submission.config.searcher)
         result = self.work.connection.execute(
             experiments.insert().values(row).returning(experiments.c.id)
@@ -144,10 +146,11 @@ class ExperimentService(Service):
             ConflictError: If the project is archived.
         """
         experiment = self.work.find(ExperimentRow, experiment_id)
-        project_id = open_project(self.work.connection, project)
+        project_id = open_project(self.work.connection, project, hidden=self.work.hidden)
         if project_id != experiment.project_id:
             self.work.save(experiments, experiment_id, project_id=project_id)
             self.work.forget_job(experiment_id)  # projects may have quotas
+            self.work.then.append(self.work.orchestrator.users.note_change)
             self.work.touch("experiment", experiment_id, experiment_id)
             self.scheduling.schedule()
 

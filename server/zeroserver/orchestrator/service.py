@@ -15,6 +15,7 @@ from zeroserver.orchestrator.state import Orchestrator, config_of
 from zeroserver.settings import Settings
 from zeroserver.store.database import Change, Transaction
 from zeroserver.store.rows import ExperimentRow, Reporting, Row, RunRow, TrialRow, find_row
+from zeroserver.visibility import EVERYTHING
 
 if TYPE_CHECKING:  # imported with the first experiment
     from zerolab.config.experiment.experiment_config import ExperimentConfig
@@ -50,6 +51,8 @@ class DomainTransaction(Transaction):
     def __init__(self, orchestrator: Orchestrator, transaction: Transaction) -> None:
         vars(self).update(vars(transaction))
         self.orchestrator = orchestrator
+        self.hidden = EVERYTHING
+        """Ids of the projects that the caller of the request must not see."""
 
     @property
     def work(self) -> "DomainTransaction":

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
-from sqlalchemy import Connection, Engine, make_url
+from sqlalchemy import Connection, Engine, event, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -28,6 +28,7 @@ from zerolab.errors import ConfigError
 from zeroserver.errors import StoreError
 from zeroserver.store.engine_factory import open_engine, with_driver
 from zeroserver.store.lock import ServerLock
+from zeroserver.visibility import visible_rows
 
 __all__ = ["Change", "Database", "Job", "Transaction", "raw_rows"]
 
@@ -113,12 +114,21 @@ def raw_rows(
     This has 20 times less overhead per statement than SQLAlchemy. Errors of the driver are
     translated at the end of the transaction.
     """
-    if connection.dialect.name != "sqlite":
+    sqlite = connection.dialect.name == "sqlite"
+    statement = visible_rows(statement, sqlite=sqlite)
+    if not sqlite:
         statement = statement.replace("?", "%s")
     cursor = _driver_of(connection).cursor()
     cursor.execute(statement, row)
     rows: list[tuple[Any, ...]] = cursor.fetchall()
     return rows
+
+
+def _restrict(
+    connection: Connection, _cursor: Any, statement: str, parameters: Any, *_: Any
+) -> tuple[str, Any]:
+    """Hide rows from the query of a reader, as :func:`raw_rows` does."""
+    return visible_rows(statement, sqlite=connection.dialect.name == "sqlite"), parameters
 
 
 def _driver_of(connection: Connection) -> Any:
@@ -195,6 +205,7 @@ class Database:
         self._readers = open_engine(self.url, "BEGIN", 8, synchronous)
         self._writers = open_engine(self.url, "BEGIN IMMEDIATE", 1, synchronous, 0)
         self._probes = open_engine(self.url, "BEGIN", 1, synchronous, 0)
+        event.listen(self._readers, "before_cursor_execute", _restrict, retval=True)
         self.lock = ServerLock(self.file, self._writers, self.name)
         self._driver: Any = self._readers.dialect.loaded_dbapi
         self._writing: Connection | None = None

@@ -164,6 +164,7 @@ class ProjectRow(Row, frozen=True, gc=False):
     archived: int
     owner_id: int
     created_at: float
+    restricted: int = 0
 
 
 class ExperimentRow(Row, frozen=True, gc=False):

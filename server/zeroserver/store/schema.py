@@ -47,6 +47,7 @@ __all__ = [
     "notifications",
     "points",
     "pools",
+    "project_members",
     "projects",
     "quota_requests",
     "quotas",
@@ -62,7 +63,7 @@ __all__ = [
     "views",
 ]
 
-HEAD = "0035"
+HEAD = "0036"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -165,7 +166,15 @@ projects = Table(  # never deleted, since experiments belong to them
     Column("archived", Integer, nullable=False, server_default="0"),
     Column("owner_id", BigInteger, nullable=False, server_default="1"),  # a user
     Column("created_at", Double, nullable=False),
+    Column("restricted", Integer, nullable=False, server_default="0"),  # to its members
     sqlite_autoincrement=True,
+)
+
+project_members = Table(  # besides the owner
+    "project_members",
+    metadata,
+    Column("project_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("user_id", BigInteger, primary_key=True, autoincrement=False),
 )
 
 config_defaults = Table(

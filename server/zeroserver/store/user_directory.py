@@ -81,6 +81,10 @@ class UserDirectory:
         self._users = {**self._users, user.id: user}
         self.revision += 1
 
+    def note_change(self) -> None:
+        """End the event streams, whose readers may see other projects from now on."""
+        self.revision += 1
+
     def put_token(self, token: TokenRow) -> None:
         """Add a token."""
         self._tokens = {**self._tokens, token.id: token}

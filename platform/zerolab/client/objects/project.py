@@ -35,6 +35,8 @@ class Project(ServerObject):
     """User who created it; None while the installation has a single user."""
     archived: bool
     """Whether it accepts no new experiments and models."""
+    restricted: bool
+    """Whether only its owner, its members and administrators see it."""
     experiments: int
     """Number of its experiments."""
     unfinished: int

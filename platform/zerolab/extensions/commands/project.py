@@ -68,12 +68,14 @@ def list_projects(archived: ArchivedToo = False, as_json: AsJson = False) -> Non
         return
     print_archived_hint(projects, shown=archived)
     shared = any(item.owner for item in projects)
+    is_any_restricted = any(item.restricted for item in projects)
     columns = ["name", "experiments", "unfinished", "models", "last submission", "description"]
-    columns[1:1] = ["owner"] if shared else []
+    columns[1:1] = ["owner"] * shared + ["visible to"] * is_any_restricted
     rows = [
         (
             item.name,
-            *([item.owner] if shared else []),
+            *[item.owner] * shared,
+            *["members" if item.restricted else "everybody"] * is_any_restricted,
             item.experiments,
             item.unfinished,
             item.models,
@@ -105,6 +107,7 @@ def describe(name: ProjectName, as_json: AsJson = False) -> None:
             "description": project.description,
             "notes": project.notes,
             "archived": "yes" if project.archived else None,
+            "visible to": "members" if project.restricted else None,
             "experiments": f"{project.experiments}, {project.unfinished} unfinished",
             "models": project.models,
             "created": project["created_at"],
@@ -161,6 +164,85 @@ def unarchive(name: ProjectName, as_json: AsJson = False) -> None:
     with connect() as client:
         project = client.patch_project(name, archived=False)
     print_done(project, f"project {name} is no longer archived", as_json=as_json)
+
+
+UserName = Annotated[str, typer.Argument(metavar="USER", help="Name of the user.")]
+
+
+@group.command("restrict")
+def restrict(name: ProjectName, as_json: AsJson = False) -> None:
+    """Show a project only to its members and administrators.
+
+    Others no longer see its experiments, models, metrics and logs. The owner is always a member.
+
+    Example: zerolab project restrict vision
+    """
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        project = client.patch_project(name, restricted=True)
+        members = client.project_members(name)
+    names = ", ".join(member["user"] for member in members)
+    message = f"project {name} is restricted to its members ({names}) and administrators"
+    print_done(project, message, as_json=as_json)
+
+
+@group.command("unrestrict")
+def unrestrict(name: ProjectName, as_json: AsJson = False) -> None:
+    """Show a project to everybody again.
+
+    Example: zerolab project unrestrict vision
+    """
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        project = client.patch_project(name, restricted=False)
+    print_done(project, f"everybody sees project {name}", as_json=as_json)
+
+
+@group.command("members")
+def list_members(name: ProjectName, as_json: AsJson = False) -> None:
+    """List the members of a project.
+
+    Example: zerolab project members vision
+    """
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        members = client.project_members(name)
+    if as_json:
+        print_json(members)
+        return
+    rows = [(member["user"], "owner" if member["owner"] else "member") for member in members]
+    print_table(["user", "member as"], rows)
+
+
+@group.command("add-member")
+def add_member(name: ProjectName, user: UserName, as_json: AsJson = False) -> None:
+    """Add a member, who sees the project when it is restricted.
+
+    Example: zerolab project add-member vision ann
+    """
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        client.add_project_member(name, user)
+        members = client.project_members(name)
+    print_done(members, f"user {user} is a member of project {name}", as_json=as_json)
+
+
+@group.command("remove-member")
+def remove_member(name: ProjectName, user: UserName, as_json: AsJson = False) -> None:
+    """Remove a member, who no longer sees the project if it is restricted.
+
+    Example: zerolab project remove-member vision ann
+    """
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        client.remove_project_member(name, user)
+        members = client.project_members(name)
+    print_done(members, f"user {user} is no longer a member of project {name}", as_json=as_json)
 
 
 @group.command("move")

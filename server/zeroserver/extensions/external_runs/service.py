@@ -124,6 +124,9 @@ class ExternalRunService(Service):
 
                 ProjectService(self.work).ensure(project, submission.owner_id)
             experiment = self._create(submission, key)
+        elif experiment.project_id in self.work.hidden:
+            msg = f"run {key}: its project is restricted to members; use another id"
+            raise ConflictError(msg)
         trial = self._trial_of(experiment.id)
         run = self._run_of(trial.id, session)
         if run is not None and run.state != RunState.EXITED and trial.run_id == run.id:

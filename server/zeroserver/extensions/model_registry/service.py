@@ -5,7 +5,7 @@ from sqlalchemy import delete, select
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
 from zeroserver.orchestrator.service import Service
 from zeroserver.store.project_directory import open_project
-from zeroserver.store.schema import checkpoints, model_versions, models
+from zeroserver.store.schema import checkpoints, experiments, model_versions, models
 from zeroserver.store.short_uuids import full_uuid
 
 __all__ = ["ModelRegistry"]
@@ -31,7 +31,9 @@ class ModelRegistry(Service):
             "description": description,
             "created_at": self.work.clock(),
             "owner_id": owner_id,
-            "project_id": open_project(self.work.connection, project, "model"),
+            "project_id": open_project(
+                self.work.connection, project, "model", hidden=self.work.hidden
+            ),
         }
         self.work.connection.execute(models.insert().values(row))
 
@@ -49,6 +51,9 @@ class ModelRegistry(Service):
         complete = select(checkpoints.c.id).where(
             checkpoints.c.uuid == uuid, checkpoints.c.state == "COMPLETED"
         )
+        if self.work.hidden:
+            complete = complete.join(experiments, experiments.c.id == checkpoints.c.experiment_id)
+            complete = complete.where(experiments.c.project_id.not_in(self.work.hidden))
         if self.work.connection.scalar(complete) is None:
             problem = (
                 f"must be a complete checkpoint, got {uuid}; `zerolab checkpoint list` lists them"

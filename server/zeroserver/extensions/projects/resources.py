@@ -2,7 +2,7 @@
 
 from zeroserver.api.rows import Resource, Time
 
-__all__ = ["Project", "ProjectAnswer", "ProjectPage"]
+__all__ = ["Project", "ProjectAnswer", "ProjectMember", "ProjectMembers", "ProjectPage"]
 
 
 class Project(Resource, frozen=True):
@@ -18,6 +18,8 @@ class Project(Resource, frozen=True):
     """User who created it; null while the installation has a single user."""
     archived: bool
     """Whether it accepts no new experiments and models."""
+    restricted: bool
+    """Whether only its owner, its members and administrators see it and what belongs to it."""
     experiments: int
     """Number of its experiments."""
     unfinished: int
@@ -34,6 +36,22 @@ class ProjectAnswer(Resource, frozen=True):
     """Response with one project."""
 
     project: Project
+
+
+class ProjectMember(Resource, frozen=True):
+    """User who sees a restricted project."""
+
+    user: str
+    """Name of the user."""
+    owner: bool
+    """Whether the project belongs to this user, who is always a member."""
+
+
+class ProjectMembers(Resource, frozen=True):
+    """Members of a project, sorted by name."""
+
+    members: list[ProjectMember]
+    next_after: None = None
 
 
 class ProjectPage(Resource, frozen=True):

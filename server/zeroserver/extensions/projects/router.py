@@ -2,19 +2,24 @@
 
 from typing import Annotated, Any
 
-from fastapi import Path
+from fastapi import Path, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, case, func, select
 
 from zerolab.contract.names import check_project
-from zerolab.errors import NotFoundError
 from zeroserver.access.principal import PrincipalDep
 from zeroserver.access.routes import ACCESS, MEMBER, VIEWER, own
 from zeroserver.api.common import PlainText
 from zeroserver.api.rows import iso
 from zeroserver.api.strict_route import resource_router
-from zeroserver.extensions.projects.resources import Project, ProjectAnswer, ProjectPage
-from zeroserver.extensions.projects.service import ProjectService
+from zeroserver.extensions.projects.resources import (
+    Project,
+    ProjectAnswer,
+    ProjectMember,
+    ProjectMembers,
+    ProjectPage,
+)
+from zeroserver.extensions.projects.service import ProjectService, missing_project
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED
 from zeroserver.store.schema import experiments, models
@@ -29,6 +34,9 @@ ACCESS.update(
         "POST /api/v1/projects": MEMBER,
         "GET /api/v1/projects/{project}": VIEWER,
         "PATCH /api/v1/projects/{project}": own("project"),
+        "GET /api/v1/projects/{project}/members": VIEWER,
+        "PUT /api/v1/projects/{project}/members/{user}": own("project"),
+        "DELETE /api/v1/projects/{project}/members/{user}": own("project"),
     }
 )
 
@@ -66,7 +74,7 @@ async def _one(services: Services, name: str) -> ProjectAnswer:
     for project in await services.read(lambda connection: _read(connection, services)):
         if project.name == name:
             return ProjectAnswer(project)
-    raise NotFoundError(f"there is no project {name}; `zerolab project list` lists them")
+    raise missing_project(name)
 
 
 @router.get("")
@@ -111,15 +119,45 @@ class ProjectPatch(BaseModel):
     notes: Annotated[PlainText, Field(max_length=1_000_000)] | None = None
     archived: Annotated[bool, Field(strict=True)] | None = None
     """True: the project accepts no new experiments and models; the existing ones continue."""
+    restricted: Annotated[bool, Field(strict=True)] | None = None
+    """True: only the owner, members and administrators see the project and what belongs to it."""
 
 
 @router.patch("/{project}")
 async def patch_project(
     services: ServicesDep, project: ProjectName, patch: ProjectPatch
 ) -> ProjectAnswer:
-    """Change a project's description or notes, or archive or unarchive it."""
+    """Change a project's description or notes, archive it, or restrict it to its members."""
     values: dict[str, Any] = patch.model_dump(exclude_none=True)
-    if "archived" in values:
-        values["archived"] = int(values["archived"])
+    values |= {key: int(value) for key, value in values.items() if isinstance(value, bool)}
     await services.write(lambda work: ProjectService(work).change(project, values))
     return await _one(services, project)
+
+
+@router.get("/{project}/members")
+async def list_members(services: ServicesDep, project: ProjectName) -> ProjectMembers:
+    """List the users who see the project if it is restricted, besides administrators."""
+    directory, users = services.orchestrator.projects, services.orchestrator.users
+    row = directory.find(project)
+    if row is None:
+        raise missing_project(project)
+    names = {users.name_of(user_id): user_id for user_id in directory.members_of(row)}
+    members = [ProjectMember(name, names[name] == row.owner_id) for name in sorted(names)]
+    return ProjectMembers(members)
+
+
+UserName = Annotated[str, Path(max_length=255)]
+
+
+@router.put("/{project}/members/{user}", status_code=204)
+async def add_member(services: ServicesDep, project: ProjectName, user: UserName) -> Response:
+    """Add a member; no effect if the user is one."""
+    await services.write(lambda work: ProjectService(work).add_member(project, user))
+    return Response(status_code=204)
+
+
+@router.delete("/{project}/members/{user}", status_code=204)
+async def remove_member(services: ServicesDep, project: ProjectName, user: UserName) -> Response:
+    """Remove a member, who no longer sees the project if it is restricted."""
+    await services.write(lambda work: ProjectService(work).remove_member(project, user))
+    return Response(status_code=204)

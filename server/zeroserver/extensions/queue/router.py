@@ -171,7 +171,18 @@ async def put_pool(services: ServicesDep, name: Name, body: PoolPut) -> PoolAnsw
 async def list_quotas(services: ServicesDep) -> QuotaPage:
     """List the quotas and their slots in use."""
     users = services.orchestrator.users
-    return await services.read(lambda connection: QuotaPage(quotas=quota_list(connection, users)))
+    projects = {f"project:{project.name}" for project in services.orchestrator.projects.projects()}
+
+    def read(connection: Connection) -> QuotaPage:
+        return QuotaPage(
+            quotas=[
+                quota
+                for quota in quota_list(connection, users)
+                if quota.group in projects or not quota.group.startswith("project:")
+            ]
+        )
+
+    return await services.read(read)
 
 
 Kind = Literal["pool", "label", "user", "project"]

@@ -162,6 +162,8 @@ class QueueService(Service):
             ConflictError: If it has ended.
         """
         job = self.work.find(ExperimentRow, experiment_id)
+        if job.project_id in self.work.hidden:
+            raise NotFoundError(f"there is no experiment {experiment_id}")
         if job.state in EXPERIMENT_ENDED:
             msg = f"experiment {experiment_id} is {job.state}: it is no longer in the queue"
             raise ConflictError(msg)

@@ -203,7 +203,7 @@ class RunImport(Service):
     def reserve(self, rows: _Rows) -> tuple[int, int]:
         """Reserve unused ids of an experiment and a trial."""
         connection = self.work.connection
-        open_project(connection, rows.project)
+        open_project(connection, rows.project, hidden=self.work.hidden)
         insert = experiments.insert().values(rows.experiment).returning(experiments.c.id)
         experiment_id = int(connection.execute(insert).scalar_one())
         row = {**rows.trial, "experiment_id": experiment_id}
@@ -229,7 +229,9 @@ class RunImport(Service):
         """Store the experiment and its trial, after all points."""
         best = None if rows.experiment["best_validation"] is None else trial_id
         experiment = {**rows.experiment, "id": experiment_id, "best_trial_id": best}
-        experiment["project_id"] = open_project(self.work.connection, rows.project)
+        experiment["project_id"] = open_project(
+            self.work.connection, rows.project, hidden=self.work.hidden
+        )
         self.work.connection.execute(experiments.insert().values(experiment))
         trial = {**rows.trial, "id": trial_id, "experiment_id": experiment_id}
         self.work.connection.execute(trials.insert().values(trial))

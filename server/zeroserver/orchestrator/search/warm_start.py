@@ -49,7 +49,9 @@ class WarmStartService(Service):
         uuid, trial_id = searcher.source_checkpoint_uuid, searcher.source_trial_id
         if uuid is not None:
             uuid = full_uuid(self.work.connection, uuid)
-            if complete_checkpoint(self.work.connection, uuid) is None:
+            of_checkpoint = select(checkpoints.c.experiment_id).where(checkpoints.c.uuid == uuid)
+            missing = complete_checkpoint(self.work.connection, uuid) is None
+            if missing or self._is_hidden(of_checkpoint):
                 problem = (
                     f"must be a complete checkpoint, got {uuid}; `zerolab checkpoint "
                     "list` lists them"
@@ -59,12 +61,21 @@ class WarmStartService(Service):
         if trial_id is None:
             return None
         checkpoint = self.newest_checkpoint(trial_id)
-        if checkpoint is None:
-            query = self.work.connection.scalar(select(trials.c.id).where(trials.c.id == trial_id))
-            problem = "has no checkpoint" if query is not None else "does not exist"
+        of_trial = select(trials.c.experiment_id).where(trials.c.id == trial_id)
+        is_hidden = self._is_hidden(of_trial)
+        if checkpoint is None or is_hidden:
+            missing = is_hidden or self.work.connection.scalar(of_trial) is None
+            problem = "does not exist" if missing else "has no checkpoint"
             line = f"must be a trial with a checkpoint, got {trial_id}, which {problem}"
             raise ConfigError("experiment", [f"searcher.source_trial_id: {line}"])
         return checkpoint
+
+    def _is_hidden(self, experiment_id: Select[tuple[int]]) -> bool:
+        """Check whether the caller of the request must not see an experiment."""
+        if not self.work.hidden:
+            return False
+        query = select(experiments.c.project_id).where(experiments.c.id.in_(experiment_id))
+        return self.work.connection.scalar(query) in self.work.hidden
 
     def source_of_trial(self, experiment_id: int, operation: Create) -> dict[str, Any]:
         """Return the columns of a new trial that select its initial weights.

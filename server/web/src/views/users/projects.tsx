@@ -2,12 +2,12 @@
 
 import { useState } from "preact/hooks";
 
-import { get, patch, post } from "../../api";
-import { Ask, Now, Question } from "../../dialog";
+import { get, patch, post, put, remove } from "../../api";
+import { Ask, Dialog, Now, Question } from "../../dialog";
 import { number } from "../../format";
 import { useEvents, useLoaded } from "../../live";
 import { Cell, Problem, Raw, Select, Table, Time } from "../../parts";
-import type { Project } from "../../resources";
+import type { Project, ProjectMembers, User } from "../../resources";
 import { projectAddress, useChoice } from "../../route";
 import { type Column, Heads, sorted, useOrder } from "../../sorting";
 import { Allowed } from "./access";
@@ -80,6 +80,7 @@ function Line({ row, owned, done }: { row: Project; owned: boolean; done: () => 
     <tr class={row.archived ? "gone" : ""}>
       <Cell kind="name">
         <a href={projectAddress(row.name)}>{row.name}</a> {row.archived && <span class="badge">archived</span>}
+        {row.restricted && <span class="badge">members only</span>}
         {row.description && <div class="muted">{row.description}</div>}
         {row.notes && (
           <details>
@@ -104,6 +105,7 @@ function Line({ row, owned, done }: { row: Project; owned: boolean; done: () => 
       <Cell kind="acts">
         <Allowed owner={row.owner}>
           <Edit row={row} change={change} />{" "}
+          {owned && row.name !== "default" && <Members row={row} change={change} />}{" "}
           {row.archived ? (
             <Now act={() => change({ archived: false })}>unarchive</Now>
           ) : (
@@ -142,6 +144,65 @@ function Edit({ row, change }: { row: Project; change: (body: Partial<Project>) 
         </Question>
       )}
     </>
+  );
+}
+
+/** Who sees a restricted project. */
+function Members({ row, change }: { row: Project; change: (body: Partial<Project>) => Promise<unknown> }) {
+  const [open, setOpen] = useState(false);
+  return (
+    <>
+      <button type="button" onClick={() => setOpen(true)}>
+        members
+      </button>
+      {open && <MemberList row={row} change={change} close={() => setOpen(false)} />}
+    </>
+  );
+}
+
+function MemberList({ row, change, close }: { row: Project; change: (body: Partial<Project>) => Promise<unknown>; close: () => void }) {
+  const path = `/projects/${row.name}/members`;
+  const list = useLoaded(path, () => get<ProjectMembers>(path).then((answer) => answer.members));
+  const users = useLoaded("users", () => get<{ users: User[] }>("/users").then((answer) => answer.users));
+  const [user, setUser] = useState("");
+  const members = list.value ?? [];
+  const others = (users.value ?? []).filter(({ name, active }) => active && !members.some((member) => member.user === name));
+  const error = list.error ?? users.error;
+  return (
+    <Dialog title={`members of ${row.name}`} close={close}>
+      {error && <Problem text={error} />}
+      <p>
+        {row.restricted
+          ? "Only these users and administrators see this project and what belongs to it."
+          : "Everybody sees this project. Once it is restricted, only these users and administrators see it and what belongs to it."}
+      </p>
+      <Table head={["user", "actions"].map((name) => <th key={name}>{name}</th>)}>
+        {members.map((member) => (
+          <tr key={member.user}>
+            <Cell kind="name">
+              {member.user} {member.owner && <small class="muted">owner</small>}
+            </Cell>
+            <Cell kind="acts">{!member.owner && <Now act={() => remove(`${path}/${member.user}`).then(list.reload)}>remove</Now>}</Cell>
+          </tr>
+        ))}
+      </Table>
+      <p class="actions">
+        <Select name="new member" value={user} options={[["", "Choose a user"], ...others.map(({ name }): [string, string] => [name, name])]} choose={setUser} />
+        <Now busy={user === ""} act={() => put(`${path}/${user}`).then(() => (setUser(""), list.reload()))}>
+          add
+        </Now>
+      </p>
+      <p class="actions">
+        {row.restricted ? (
+          <Now act={() => change({ restricted: false })}>show to everybody</Now>
+        ) : (
+          <Now act={() => change({ restricted: true })}>restrict to members</Now>
+        )}
+        <button type="button" onClick={close}>
+          Close
+        </button>
+      </p>
+    </Dialog>
   );
 }
 
