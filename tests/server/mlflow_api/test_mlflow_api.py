@@ -213,7 +213,7 @@ def test_printed_links_lead_to_the_page(server: Server) -> None:
     answers = [server.http.get("/mlflow/links", params=link) for link in links]
     assert [answer.status_code for answer in answers] == [200, 200, 404, 404]
     pages = [answer.json()["page"] for answer in answers[:2]]
-    assert pages == ["/#/experiments/1", "/#/?find=a%20b"]
+    assert pages == ["/#/experiments/1", "/#/experiments?find=a%20b"]
     assert server.get("/experiments")["experiments"][0]["project"] == "a-b"
     headers = server.http.headers
     del headers["Authorization"]

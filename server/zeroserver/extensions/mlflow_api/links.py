@@ -70,6 +70,6 @@ async def find_page(
         name: Any = connection.scalar(select(columns.name).where(columns.id == number))
         if name is None:
             raise NotFoundError(f"Experiment with id={experiment} does not exist")
-        return f"/#/?find={quote(str(name))}"
+        return f"/#/experiments?find={quote(str(name))}"
 
     return JSONResponse({"page": await services.read(read)})
