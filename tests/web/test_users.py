@@ -1,11 +1,12 @@
-"""The page of two users: owners, own experiments, users and tokens."""
+"""The page of several users: owners, users, tokens, share links, views, comments, groups."""
 
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.server.access.test_users import add_user
+from tests.server.helpers import validation
 from tests.server.processes import played
 from tests.web.conftest import Watched
 
@@ -83,3 +84,120 @@ def test_page_of_administrator_and_viewer(tmp_path: Path, chromium: Browser) -> 
         assert admin.faults == []
         for context in contexts:
             context.close()
+
+
+def test_team_shares_results(tmp_path: Path, chromium: Browser) -> None:
+    """One server and two browsers, since their start takes most of the time."""
+    with played(tmp_path) as (_, server):
+        base = str(server.http.base_url)
+        server.add_agent(2)
+        for name, rate in (("first", 0.1), ("second", 0.2)):
+            server.submit(name=name, hyperparameters={"lr": rate})
+        for position, item in enumerate(server.wait_for_runs(2)):
+            server.post(f"/runs/{item.run_id}/started", {})
+            server.send(item.run_id, 1, [validation(10, 0.5 - 0.1 * position)])
+            server.exit(item.run_id, 0)
+        add_user(server, "ann", "member")
+        contexts = [chromium.new_context() for _ in range(2)]
+        admin, visitor = (Watched(context.new_page(), base) for context in contexts)
+        admin.watch()
+        page = admin.page
+        page.goto(base + server.post("/login-links")["url"])
+        check_groups_and_views(page)
+        check_comments(page)
+        link = create_link(page)
+        assert link.startswith(f"{base}/#/shared/zls_")
+        check_visitor(visitor.page, link, base)
+        server.http.delete("/api/v1/shares/1")
+        visitor.page.reload()
+        expect(visitor.page.get_by_text("Not signed in.")).to_be_visible()
+        visitor.page.goto(f"{base}/healthz")
+        visitor.page.goto(link)
+        expect(visitor.page.get_by_role("alert")).to_contain_text("ask for a new one")
+        assert admin.faults == []
+        for context in contexts:
+            context.close()
+
+
+def check_groups_and_views(page: Page) -> None:
+    """Group the list, save it as a view with a column, and open the view."""
+    page.get_by_label("group by").select_option(label="By lr")
+    row = page.get_by_role("row", name="0.2")
+    expect(row).to_contain_text("0.4")
+    expect(row.get_by_role("link", name="2 second")).to_be_visible()
+    page.get_by_label("group by").select_option(label="By user")
+    expect(page.get_by_role("row", name="admin")).to_contain_text("2 second")
+    page.get_by_text("columns", exact=True).click()
+    page.get_by_label("column searcher").check()
+    page.get_by_text("views", exact=True).click()
+    page.get_by_role("button", name="save view").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("by user")
+    dialog.get_by_label("Show to all users").check()
+    dialog.get_by_role("button", name="save", exact=True).click()
+    expect(dialog).to_have_count(0)
+    page.evaluate("localStorage.clear()")
+    page.goto("about:blank")
+    page.go_back()
+    page.get_by_label("group by").select_option("")
+    expect(page.get_by_role("columnheader", name="searcher")).to_have_count(0)
+    page.get_by_text("views", exact=True).click()
+    page.get_by_role("link", name="by user").click()
+    expect(page.get_by_role("row", name="admin")).to_contain_text("2 second")
+    page.get_by_label("group by").select_option("")
+    expect(page.get_by_role("columnheader", name="searcher")).to_be_visible()
+    page.get_by_role("button", name="rename").click()
+    page.get_by_role("dialog").get_by_label("Name").fill("mine")
+    page.get_by_role("dialog").get_by_role("button", name="rename").click()
+    expect(page.get_by_role("link", name="mine")).to_be_visible()
+    page.get_by_role("group", name="views").get_by_role("button", name="delete").click()
+    page.get_by_role("dialog").get_by_role("button", name="delete").click()
+    expect(page.get_by_text("No saved views.")).to_be_visible()
+
+
+def check_comments(page: Page) -> None:
+    """Write, change and delete comments."""
+    page.get_by_role("link", name="first").click()
+    section = page.get_by_label("comments")
+    section.get_by_label("new comment").fill("<b>plain</b>\ntext")
+    section.get_by_role("button", name="comment", exact=True).click()
+    expect(section.get_by_text("<b>plain</b>")).to_be_visible()
+    section.get_by_role("button", name="edit").click()
+    section.get_by_label("comment 1", exact=True).get_by_role("textbox").fill("changed")
+    section.get_by_role("button", name="save").click()
+    expect(section.get_by_text("changed")).to_be_visible()
+    expect(section.get_by_text(", edited")).to_be_visible()
+
+
+def create_link(page: Page) -> str:
+    """Create a link to the experiment of the page, and return it."""
+    page.get_by_role("button", name="share").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Purpose").fill("review")
+    dialog.get_by_role("button", name="create link").click()
+    link = dialog.get_by_label("link", exact=True).input_value()
+    expect(dialog.get_by_text("Link 1 review by admin")).to_be_visible()
+    dialog.get_by_role("button", name="Close").click()
+    return link
+
+
+def check_visitor(page: Page, link: str, base: str) -> None:
+    """Open the link without an account: one experiment, and nothing else."""
+    page.goto(link)
+    expect(page.get_by_role("heading", name="first")).to_be_visible()
+    expect(page.get_by_text("Shared results, read-only")).to_be_visible()
+    assert "zls_" not in page.url
+    tabs = page.get_by_label("views of this experiment").get_by_role("link")
+    expect(tabs.first).to_have_text("curves")
+    for name in ("logs", "code", "configuration", "checkpoints", "Cluster", "Users"):
+        expect(page.get_by_role("link", name=name, exact=True)).to_have_count(0)
+    for name in ("share", "delete", "fork", "Sign out", "comment"):
+        expect(page.get_by_role("button", name=name)).to_have_count(0)
+    page.goto(f"{base}/#/trials/1")
+    expect(page.get_by_role("heading", name="of first")).to_be_visible()
+    page.goto(f"{base}/#/experiments")
+    expect(page.get_by_role("link", name="first")).to_be_visible()
+    expect(page.get_by_role("link", name="second")).to_have_count(0)
+    page.goto(f"{base}/#/experiments/2")
+    expect(page.get_by_role("alert")).to_be_visible()
+    expect(page.get_by_text("second")).to_have_count(0)

@@ -39,6 +39,9 @@ export const post = <T>(path: string, body?: unknown): Promise<T> => call<T>("PO
 /** Sign this browser in; the server sets a cookie. */
 export const signIn = (user: string, password: string): Promise<void> => post<void>("/login", { user, password });
 
+/** Open a share link in this browser; the server sets a cookie. */
+export const openLink = (token: string): Promise<{ path: string }> => post("/login/share", { token });
+
 /** Ways to sign in besides a password and a link; none where the server lacks the extension. */
 export const signInMethods = (): Promise<{ oidc: string | null }> =>
   fetch("/login/methods").then((answer) => (answer.ok ? answer.json() : { oidc: null }));

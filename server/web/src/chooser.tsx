@@ -2,6 +2,8 @@
 
 import { useState } from "preact/hooks";
 
+import { useChoice } from "./route";
+
 /** Columns that need no search. */
 const FEW = 15;
 
@@ -10,10 +12,18 @@ type Wishes = Record<string, boolean>;
 
 function read(place: string): Wishes {
   try {
-    const found: unknown = JSON.parse(window.localStorage.getItem(place) ?? "{}");
+    return parsed(window.localStorage.getItem(place) ?? "{}");
+  } catch {
+    return {}; // kept from us
+  }
+}
+
+function parsed(text: string): Wishes {
+  try {
+    const found: unknown = JSON.parse(text);
     return found !== null && typeof found === "object" ? (found as Wishes) : {};
   } catch {
-    return {}; // written by something else, or kept from us
+    return {}; // written by something else
   }
 }
 
@@ -29,14 +39,19 @@ export interface Chosen {
   shown: (column: string) => boolean;
   set: (column: string, wanted: boolean) => void;
   reset: () => void;
+  /** The choice as a text for addresses. */
+  text: string;
 }
 
 /** The choice for a table; `usual` are the columns that are shown unless someone says otherwise. */
 export function useColumns(table: string, usual: (column: string) => boolean): Chosen {
   const place = `zerolab columns of ${table}`;
-  const [wishes, setWishes] = useState(() => read(place));
-  const change = (next: Wishes) => (write(place, next), setWishes(next));
+  const [kept, keep] = useState(() => read(place));
+  const [given, setGiven] = useChoice("columns"); // of a saved view or a link, which has precedence
+  const wishes = given ? parsed(given) : kept;
+  const change = (next: Wishes) => (given ? setGiven(JSON.stringify(next)) : (write(place, next), keep(next)));
   return {
+    text: JSON.stringify(wishes),
     shown: (column) => wishes[column] ?? usual(column),
     set: (column, wanted) => {
       const { [column]: _, ...others } = wishes;

@@ -92,12 +92,13 @@ export function merge<T extends { id: number }>(old: T[], changed: Map<number, T
   return [...rows.values()];
 }
 
-/** Follow a stream; call `changed` at most once every `pause` ms. Returns whether it is connected. */
-export function useEvents(path: string, changed: (changes: Changes) => void, pause = 500): boolean {
+/** Follow a stream, or none; call `changed` at most once every `pause` ms. Returns whether it is connected. */
+export function useEvents(path: string | null, changed: (changes: Changes) => void, pause = 500): boolean {
   const [connected, setConnected] = useState(false);
   const callback = useRef(changed);
   callback.current = changed;
   useEffect(() => {
+    if (path === null) return;
     let pending = none();
     let timer: number | undefined;
     let retry: number | undefined;

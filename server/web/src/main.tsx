@@ -28,6 +28,8 @@ function signOut(): void {
 const projects = () => import("./views/users/projects").then((module) => module.Projects);
 const users = () => import("./views/users/users").then((module) => module.Users);
 
+const opened = () => import("./views/team").then((module) => module.Opened);
+
 function Page() {
   const route = useRoute();
   const theme = useTheme();
@@ -46,6 +48,9 @@ function Page() {
         <a href="#/" class="brand">
           <img src={icon} alt="" width="20" height="20" /> Zerolab
         </a>
+        {caller?.kind === "share" ? (
+          <span class="muted">Shared results, read-only{caller.expires_at && `, until ${caller.expires_at.slice(0, 10)}`}</span>
+        ) : (
         <nav>
           {several && (
             <a href="#/projects" aria-current={route.page === "projects" ? "page" : undefined}>
@@ -70,17 +75,20 @@ function Page() {
             Docs {info.value && <small class="muted wide-only">{info.value.version}</small>}
           </a>
         </nav>
+        )}
         <span class="end">
           <Select name="theme" value={theme} options={THEMES} choose={choose} />
         </span>
-        {caller?.shared && (
+        {caller?.shared && caller.user && (
           <small class="muted wide-only" title={`role: ${caller.role}`}>
             {caller.user}
           </small>
         )}
-        <button type="button" class="bare" onClick={signOut}>
-          Sign out
-        </button>
+        {caller?.kind !== "share" && (
+          <button type="button" class="bare" onClick={signOut}>
+            Sign out
+          </button>
+        )}
       </header>
       <main>
         <Caller.Provider value={caller}>
@@ -93,6 +101,7 @@ function Page() {
 
 function View({ route, several }: { route: Route; several: boolean }) {
   if (route.page === "home" || route.page === "list") return <Experiments several={several} />;
+  if (route.page === "shared") return <Lazy key={route.token} load={opened} with={{ token: route.token }} />;
   if (route.page === "projects") return <Lazy key="projects" load={projects} with={{}} />;
   if (route.page === "cluster") return <Cluster />;
   if (route.page === "models") return <Models />;

@@ -13,12 +13,21 @@ import { useContext, useEffect, useState } from "preact/hooks";
 export const TABS = ["curves", "trials", "search", "hyperparameters", "media", "checkpoints", "logs", "configuration", "code"] as const;
 export type Tab = (typeof TABS)[number];
 
+/** What a share link shows of an experiment or a trial. */
+export const SHARED_TABS: string[] = ["curves", "trials", "search", "hyperparameters", "media"];
+
 export const TRIAL_TABS = ["curves", "hyperparameters", "media", "checkpoints", "logs", "runs", "engine"] as const;
 export type TrialTab = (typeof TRIAL_TABS)[number];
 
 interface Plain {
   /** What is shown; an address that names nothing is said to. */
   page: "home" | "list" | "projects" | "cluster" | "models" | "users" | "unknown";
+}
+
+interface OfLink {
+  page: "shared";
+  /** Token of the share link. */
+  token: string;
 }
 
 interface OfModel {
@@ -48,11 +57,12 @@ interface OfSeveral {
 }
 
 /** What is looked at, and how. */
-export type Route = (Plain | OfModel | OfExperiment | OfTrial | OfSeveral) & { choices: URLSearchParams };
+export type Route = (Plain | OfLink | OfModel | OfExperiment | OfTrial | OfSeveral) & { choices: URLSearchParams };
 
 const NUMBER = String.raw`[1-9]\d{0,14}`;
 const EXPERIMENT = new RegExp(String.raw`^/experiments/(${NUMBER})(?:/([a-z]+)(?:/(\d[\d,]*))?)?/?$`);
 const TRIAL = new RegExp(String.raw`^/trials/(${NUMBER})(?:/([a-z]+))?/?$`);
+const LINK = /^\/shared\/([\w-]+)\/?$/;
 const MODEL = /^\/models\/([A-Za-z0-9][\w.-]{0,127})\/?$/;
 const SEVERAL = new RegExp(String.raw`^/compare/(${NUMBER}(?:,${NUMBER})*)?/?$`);
 
@@ -61,13 +71,15 @@ export function parse(hash: string): Route {
   return { ...shown(path), choices: new URLSearchParams(query) };
 }
 
-function shown(path: string): Plain | OfModel | OfExperiment | OfTrial | OfSeveral {
+function shown(path: string): Plain | OfLink | OfModel | OfExperiment | OfTrial | OfSeveral {
   if (path === "" || path === "/") return { page: "home" };
   if (/^\/experiments\/?$/.test(path)) return { page: "list" };
   if (/^\/projects\/?$/.test(path)) return { page: "projects" };
   if (/^\/cluster\/?$/.test(path)) return { page: "cluster" };
   if (/^\/models\/?$/.test(path)) return { page: "models" };
   if (/^\/users\/?$/.test(path)) return { page: "users" };
+  const token = LINK.exec(path)?.[1];
+  if (token) return { page: "shared", token };
   const model = MODEL.exec(path)?.[1];
   if (model) return { page: "model", name: model };
   const numbers = (text: string | undefined) => (text ?? "").split(",").filter(Boolean).map(Number);

@@ -7,13 +7,17 @@ import { look, PLAIN_LOOKS } from "../chart/looks";
 import { leavesOf, type Value, seenTrial } from "../columns";
 import { duration, number } from "../format";
 import { useEvents, useLoaded } from "../live";
-import { Badge, Cell, ENDED, Problem, Raw, Select, Table, Time, Trouble } from "../parts";
+import { Badge, Cell, ENDED, Lazy, Problem, Raw, Select, Table, Time, Trouble } from "../parts";
 import { written } from "../plot/axis";
 import type { Experiment, Trial, TrialPage } from "../resources";
 import { address, compareAddress, trialAddress, useChoice } from "../route";
+import { Allowed, useVisitor } from "./users/access";
 import { Board } from "../chart/board";
 import { type Line, MOST_TRIALS } from "../chart/drawn";
 import { Media } from "./media";
+
+const share = () => import("./team").then((module) => module.ShareButton);
+const views = () => import("./team").then((module) => module.Views);
 
 /** Interval between two reads of growing curves. */
 const LOOK_MS = 5000;
@@ -58,7 +62,8 @@ export function Compare({ ids }: { ids: number[] }) {
   const both = useLoaded("compare", () => read(ids, each), `${ids.join()} ${each} ${tick}`);
   const found = both.value?.found ?? [];
   const goesOn = found.some(({ row }) => !ENDED.includes(row.state));
-  useEvents("/events", (changes) => (changes.reload || ids.some((id) => changes.experiments.has(id))) && setTick((t) => t + 1), 1000);
+  const visitor = useVisitor();
+  useEvents(visitor ? null : "/events", (changes) => (changes.reload || ids.some((id) => changes.experiments.has(id))) && setTick((t) => t + 1), 1000);
   useEffect(() => {
     if (!goesOn) return;
     const looking = window.setInterval(() => document.hidden || setTick((t) => t + 1), LOOK_MS);
@@ -73,7 +78,13 @@ export function Compare({ ids }: { ids: number[] }) {
       {both.value?.problems.map((problem) => <Problem key={problem} text={problem} />)}
       <header class="title">
         <h1>Compare experiments</h1>
-        <Add ids={ids} />
+        <div class="actions">
+          {!visitor && <Add ids={ids} />}
+          <Allowed>
+            <Lazy load={share} with={{ ids }} quiet />
+          </Allowed>
+          {!visitor && <Lazy load={views} with={{ columns: null }} quiet />}
+        </div>
       </header>
       {found.length < 2 && <p class="muted">Select at least two experiments in the list, or enter their IDs.</p>}
       {metrics.length > 1 && <Problem text={`The experiments have different metrics: ${metrics.join(", ")}. Their best values cannot be compared.`} kind="warned" />}

@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
-import { Allowed } from "./users/access";
+import { Allowed, useVisitor } from "./users/access";
 import { get, post, remove } from "../api";
 import { places } from "../chart/looks";
 import { type Seen, seen, seenTrial } from "../columns";
@@ -10,8 +10,8 @@ import type { Experiment as Row, Trial, TrialColumns } from "../resources";
 import { duration, number } from "../format";
 import { Ask, AskChanges, Now } from "../dialog";
 import { merge, useEvents, useLoaded } from "../live";
-import { Badge, ENDED, Facts, Labels, Problem, Progress, Raw, Time } from "../parts";
-import { address, type OfExperiment, type Tab, TABS, trialAddress } from "../route";
+import { Badge, ENDED, Facts, Labels, Lazy, Problem, Progress, Raw, Time } from "../parts";
+import { address, type OfExperiment, SHARED_TABS, type Tab, TABS, trialAddress } from "../route";
 import { Checkpoints, Saved } from "./checkpoints";
 import { Curves } from "./curves";
 import { Edit } from "./edit";
@@ -31,6 +31,7 @@ export function Experiment({ id, route }: { id: number; route: OfExperiment }) {
   const row = useLoaded(path, () => get<{ experiment: Row }>(path).then((answer) => answer.experiment));
   const trials = useLoaded(`${path}/columns`, () => get<TrialColumns>(`${path}/columns`).then(seen));
   const registry = useRegistry();
+  const visitor = useVisitor();
   const changed = useRef(new Map<number, Trial | null>());
   const connected = useEvents(`${path}/events`, (changes) => {
     const now = changes.experiments.get(id);
@@ -58,7 +59,7 @@ export function Experiment({ id, route }: { id: number; route: OfExperiment }) {
   const at = useMemo(() => places(trials.value ?? []), [trials.value]);
   const problem = row.error ?? trials.error;
   if (e === null || trials.value === null) return problem ? <Problem text={problem} /> : <p class="muted">Loading…</p>;
-  const tab = route.tab ?? first(e, trials.value);
+  const tab = route.tab ?? (visitor ? "curves" : first(e, trials.value));
   const chosen = trials.value.filter((t) => route.trials.includes(t.id));
   return (
     <>
@@ -67,7 +68,7 @@ export function Experiment({ id, route }: { id: number; route: OfExperiment }) {
       <Noticed row={e} trials={trials.value} />
       <Overview row={e} trials={trials.value} tick={ticks.checkpoint + ticks.trial} />
       <nav class="tabs" aria-label="views of this experiment">
-        {TABS.map((name) => (
+        {TABS.filter((name) => !visitor || SHARED_TABS.includes(name)).map((name) => (
           <a key={name} href={address(id, name, route.trials)} aria-current={tab === name ? "page" : undefined}>
             {name}
           </a>
@@ -107,9 +108,13 @@ export function Experiment({ id, route }: { id: number; route: OfExperiment }) {
       )}
       {tab === "configuration" && <Configuration row={e} trial={e.best_trial_id ?? trials.value[0]?.id ?? null} />}
       {tab === "code" && <Code row={e} />}
+      {!visitor && tab === "curves" && <Lazy load={comments} with={{ id }} quiet />}
     </>
   );
 }
+
+const share = () => import("./team").then((module) => module.ShareButton);
+const comments = () => import("./team").then((module) => module.Comments);
 
 /** Where the REST API tells what a view shows. */
 function raw(id: number, tab: Tab): string {
@@ -183,6 +188,9 @@ function Head({ row, connected, refresh }: { row: Row; connected: boolean; refre
             <Fork row={row} />
           </Allowed>
           <Allowed owner={row.owner}>
+            <Lazy load={share} with={{ ids: [row.id] }} quiet />
+          </Allowed>
+          <Allowed owner={row.owner}>
             {row.state === "ACTIVE" && <Now act={act("pause")}>pause</Now>}
             {row.state === "PAUSED" && <Now act={act("activate")}>activate</Now>}
             {!ended && (
@@ -231,6 +239,7 @@ function Head({ row, connected, refresh }: { row: Row; connected: boolean; refre
 }
 
 function Overview({ row, trials, tick }: { row: Row; trials: Seen[]; tick: number }) {
+  const visitor = useVisitor();
   const best = row.best_trial_id;
   const restarts = trials.reduce((sum, trial) => sum + trial.restarts, 0);
   const running = trials.filter((trial) => trial.state === "RUNNING");
@@ -257,7 +266,7 @@ function Overview({ row, trials, tick }: { row: Row; trials: Seen[]; tick: numbe
                   {failedBest && <b class="warn"> (failed)</b>}
                 </>,
               ],
-              ["best checkpoint", <Saved path={`/experiments/${row.id}`} tick={tick} />],
+              ...(visitor ? [] : [["best checkpoint", <Saved path={`/experiments/${row.id}`} tick={tick} />]]),
             ] as [string, preact.ComponentChildren][])
           : []),
         ["batches", number(trials.length === 1 ? trials[0]!.steps_completed : sumSteps(trials))],

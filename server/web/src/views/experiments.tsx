@@ -3,7 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useMemo, useState } from "preact/hooks";
 
-import { all, get } from "../api";
+import { all, ApiError, get } from "../api";
 import { Bulk, type Deed } from "../bulk";
 import { Chooser, useColumns } from "../chooser";
 import { constants, PREFIX, type Value } from "../columns";
@@ -11,10 +11,10 @@ import { duration, number } from "../format";
 import { merge, useEvents, useLoaded } from "../live";
 import { metricColumns, useCalm, useMeasured } from "../measured";
 import { Badge, Cell, ENDED, Labels, Lazy, Problem, Progress, Raw, Select, Table, Time, Trouble } from "../parts";
-import type { Experiment, ExperimentColumns, Info, MetricName } from "../resources";
+import type { Experiment, ExperimentColumns, Info, MetricName, SharedExperiments } from "../resources";
 import { address, compareAddress, projectAddress, useChoice } from "../route";
 import { type Column, Heads, measured, sorted, useOrder } from "../sorting";
-import { useCaller } from "./users/access";
+import { useCaller, useVisitor } from "./users/access";
 
 const MOST_ROWS = 500;
 
@@ -152,6 +152,18 @@ function fits(deed: string, e: Experiment): boolean {
   return deed === "delete" ? ended : !ended;
 }
 
+const share = () => import("./team").then((module) => module.ShareButton);
+const views = () => import("./team").then((module) => module.Views);
+const groups = () => import("./team").then((module) => module.Groups);
+
+const GROUPS = ["user", "project", "label", "state", "resources.resource_pool", "searcher.name"];
+
+/** All experiments; those of the share link where the browser has nothing else. */
+const readList = (): Promise<Experiment[]> =>
+  all<Experiment>("/experiments", "experiments").catch((problem: Error) =>
+    problem instanceof ApiError && problem.status === 403 ? get<SharedExperiments>("/shared").then((answer) => answer.experiments) : Promise.reject(problem),
+  );
+
 const move = () => import("./users/projects").then((module) => module.Move);
 
 export function Experiments({ several }: { several: boolean }) {
@@ -161,7 +173,7 @@ export function Experiments({ several }: { several: boolean }) {
   const [mine, setMine] = useChoice("mine");
   const [project, setProject] = useChoice("project");
   const caller = useCaller();
-  const list = useLoaded("experiments", () => all<Experiment>("/experiments", "experiments"));
+  const list = useLoaded("experiments", readList);
   const [tick, setTick] = useState(0);
   const names = useLoaded("metrics", () => get<ExperimentColumns>("/experiments/columns").then((answer) => answer.names), useCalm(tick));
   const columns = useColumns("experiments", (name) => USUAL.includes(name));
@@ -178,7 +190,9 @@ export function Experiments({ several }: { several: boolean }) {
     setTicked(next);
   };
   const info = useLoaded("info", () => get<Info>("/info"));
-  useEvents("/events", (changes) => {
+  const [group, setGroup] = useChoice("group");
+  const visitor = useVisitor();
+  useEvents(visitor ? null : "/events", (changes) => {
     list.update((old) => merge(old, changes.experiments));
     if (changes.reload) list.reload();
     setTick(tick + 1);
@@ -196,6 +210,7 @@ export function Experiments({ several }: { several: boolean }) {
       const known = [e.id, e.name, e.owner ?? "", e.state, e.searcher_name, ...e.labels].join(" ").toLowerCase();
       return words.every((word) => known.includes(word));
     });
+  const spaces = [...new Set(list.value.flatMap((e) => Object.keys(constants(e.config.hyperparameters))))].sort().map((name) => `hyperparameters.${name}`);
   const hidden = list.value.filter((e) => e.archived).length;
   const projects = [...new Set([...list.value.map((e) => e.project), project || null])].filter((name) => name !== null).sort();
   const rows = sorted(found, known, order);
@@ -245,10 +260,15 @@ export function Experiments({ several }: { several: boolean }) {
             <Bulk noun="experiment" ids={chosen} deeds={DEEDS} fits={(deed, id) => fits(deed, byId.get(id)!)} done={list.reload} />
             {several && chosen.length > 0 && <Lazy load={move} with={{ ids: chosen, done: list.reload }} quiet />}
             <Chooser columns={known.filter(({ name }) => name !== NAME).map(({ name }) => [name, titleOf(name)])} chosen={columns} />
+            <Select name="group by" value={group} options={[["", "Not grouped"], ...[...GROUPS, ...spaces].map((name): [string, string] => [name, `By ${titleOf(name)}`])]} choose={setGroup} />
+            {!visitor && <Lazy load={views} with={{ columns: columns.text }} quiet />}
+            {!visitor && <Lazy load={share} with={{ ids: (chosen.length > 0 ? chosen : rows.map((e) => e.id)) }} quiet />}
             {rows.length > MOST_ROWS && <span class="muted">Showing the first {MOST_ROWS} of {number(rows.length)}</span>}
           </div>
           {rows.length === 0 ? (
             <p class="muted">No matches.</p>
+          ) : group ? (
+            <Lazy key="groups" load={groups} with={{ rows, by: group }} />
           ) : (
             <Table
               head={
@@ -281,7 +301,7 @@ function Cluster({ info }: { info: Info }) {
   );
 }
 
-const titleOf = (name: string): string => (name.startsWith(PREFIX) ? name.slice(PREFIX.length) : name);
+const titleOf = (name: string): string => (name.startsWith(PREFIX) ? name.slice(PREFIX.length) : name.startsWith("hyperparameters.") ? name.slice(16) : name);
 
 interface LineProps {
   row: Experiment;

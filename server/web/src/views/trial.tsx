@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 
-import { Allowed } from "./users/access";
+import { Allowed, useVisitor } from "./users/access";
 import { get, post, remove } from "../api";
 import { look } from "../chart/looks";
 import { leavesOf, seenTrial, spaceOf } from "../columns";
@@ -11,7 +11,7 @@ import { clock, duration, number, seconds } from "../format";
 import { useEvents, useLoaded } from "../live";
 import { Badge, Cell, ENDED, Facts, Labels, OneLine, Problem, Progress, Raw, Table, Time } from "../parts";
 import type { Experiment, Run, RunPage, Trial as Row } from "../resources";
-import { address, modelAddress, trialAddress, type TrialTab, TRIAL_TABS } from "../route";
+import { address, modelAddress, SHARED_TABS, trialAddress, type TrialTab, TRIAL_TABS } from "../route";
 import { Checkpoints, Saved } from "./checkpoints";
 import { Board } from "../chart/board";
 import { Logs, slots } from "./logs";
@@ -67,7 +67,8 @@ function Known({ trial, row, tab, refresh, update }: Props) {
       document.title = "Zerolab";
     };
   }, [trial.id, row.name]);
-  const shown = tab ?? (trial.state === "ERROR" && trial.steps_completed === 0 ? "logs" : "curves");
+  const visitor = useVisitor();
+  const shown = visitor && tab === null ? "curves" : tab ?? (trial.state === "ERROR" && trial.steps_completed === 0 ? "logs" : "curves");
   return (
     <>
       <header class="title">
@@ -87,7 +88,7 @@ function Known({ trial, row, tab, refresh, update }: Props) {
       <Noticed trial={trial} row={row} />
       <Overview trial={trial} row={row} versions={registry.versionsOfTrial(trial.id)} tick={ticks.checkpoint + ticks.trial} />
       <nav class="tabs" aria-label="views of this trial">
-        {TRIAL_TABS.map((name) => (
+        {TRIAL_TABS.filter((name) => !visitor || SHARED_TABS.includes(name)).map((name) => (
           <a key={name} href={trialAddress(trial.id, name)} aria-current={shown === name ? "page" : undefined}>
             {name}
           </a>

@@ -15,6 +15,9 @@ export const Caller = createContext<Whoami | null>(null);
 
 const ROLES = ["viewer", "member", "admin"];
 
+/** Whether this browser has a share link and no user. */
+export const useVisitor = (): boolean => useContext(Caller)?.kind === "share";
+
 interface AllowedProps {
   /** Least role. */
   role?: "member" | "admin";
@@ -26,6 +29,7 @@ interface AllowedProps {
 /** Buttons, disabled with a reason for users who may not use them. */
 export function Allowed({ role = "member", owner = null, children }: AllowedProps) {
   const caller = useContext(Caller);
+  if (caller?.kind === "share") return null;
   let denied = "";
   if (caller !== null && ROLES.indexOf(caller.role) < ROLES.indexOf(role)) denied = `needs the role ${role}; yours is ${caller.role}`;
   else if (caller !== null && owner !== null && caller.role !== "admin" && owner !== caller.user) denied = `belongs to ${owner}`;

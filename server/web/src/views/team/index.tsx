@@ -1,0 +1,6 @@
+/** What people share: links, saved views, comments and groups of experiments; loaded on demand. */
+
+export { Comments } from "./comments";
+export { Groups } from "./groups";
+export { Opened, ShareButton } from "./share";
+export { Views } from "./views";
