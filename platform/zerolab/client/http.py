@@ -518,7 +518,7 @@ class Client(Transport):
         return messages
 
     def views(self) -> list[Json]:
-        """List the user's saved views of the page, and the shared views of others.
+        """List the saved views of the user, and shared ones.
 
         Returns:
             One dict per view, sorted by name: ``id``, ``name``, ``owner``, ``path``, ``shared``,
@@ -532,7 +532,9 @@ class Client(Transport):
         return self._unpaged_list("/views", "views")
 
     def view(self, name: str) -> Json:
-        """Read a saved view by its name, first of the user, then a shared one of another user.
+        """Read a saved view by its name.
+
+        A view of the user has precedence over a shared one of another user.
 
         Args:
             name: Name of the view.
@@ -778,7 +780,7 @@ class Client(Transport):
         return Project(self, resource(response, "project"))
 
     def patch_project(self, name: str, **changes: Any) -> Project:
-        """Change a project's description or notes, archive it, or restrict it to members.
+        """Change, archive or restrict a project.
 
         Args:
             name: Name of the project.
@@ -800,7 +802,7 @@ class Client(Transport):
         return Project(self, resource(response, "project"))
 
     def project_members(self, name: str) -> list[Json]:
-        """List the users who see a project when it is restricted, besides administrators.
+        """List the users who see a restricted project.
 
         Args:
             name: Name of the project.
@@ -820,7 +822,7 @@ class Client(Transport):
         return members
 
     def add_project_member(self, name: str, user: str) -> None:
-        """Add a member to a project; no effect if the user is one.
+        """Add a member to a project.
 
         Args:
             name: Name of the project.
@@ -837,7 +839,7 @@ class Client(Transport):
         self._send("PUT", _path("projects", name, "members", user))
 
     def remove_project_member(self, name: str, user: str) -> None:
-        """Remove a member, who no longer sees the project if it is restricted.
+        """Remove a member of a project.
 
         Args:
             name: Name of the project.
