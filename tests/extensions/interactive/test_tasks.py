@@ -82,6 +82,7 @@ def port_task(team: Team, tmp_path_factory: pytest.TempPathFactory) -> int:
     (folder / "app.py").write_text(ECHO.read_text())
     port = str(free_port())
     command = ["task", "run", "--name", "echo", "--port", port, "--context", folder]
+    command += ["--idle-timeout", "1h"]
     task = int(team.zerolab("ann", *command, "--", "python", "app.py", port))
     team.wait_for_page("ann", task)
     return task
@@ -133,6 +134,9 @@ def test_only_owner_and_administrators_reach_a_port(team: Team, port_task: int) 
     tasks = team.get("ann", "/api/v1/interactive-tasks").json()["tasks"]
     (listed,) = (task for task in tasks if task["experiment_id"] == port_task)
     assert (listed["kind"], listed["ready"]) == ("port", True)
+    shown = team.zerolab("ann", "task", "describe", str(port_task))
+    assert f"{team.url}/proxy/{port_task}/" in shown
+    assert "ends in    59 min" in shown
 
 
 def test_programs_receive_no_credentials(team: Team, port_task: int) -> None:

@@ -344,6 +344,10 @@ def describe(name: TaskName, as_json: AsJson = False) -> None:
         task = client.experiment(int(_find(client, name)["id"]))
         trials = client.trials(task["id"])
         runs = client.runs(trials[0]["id"]) if trials else []
+        has_port = PORT_LABEL in task["labels"]
+        ports = client.get("/interactive-tasks")["tasks"] if has_port else []
+        link = f"{client.url}/proxy/{task['id']}/" if has_port else None
+    port = next((item for item in ports if item["experiment_id"] == task["id"]), None)
     if as_json:
         print_json({**task, "trials": trials, "runs": runs})
         return
@@ -357,6 +361,8 @@ def describe(name: TaskName, as_json: AsJson = False) -> None:
             "state": end_state(task),
             "waits": task["waiting_reason"],
             "command": command,
+            "link": link,
+            "ends in": _idle_text(port) if port else None,
             "labels": ", ".join(item for item in task["labels"] if item != TASK_LABEL),
             "slots": resources["slots_per_trial"],
             "pool": resources["resource_pool"],
@@ -370,6 +376,12 @@ def describe(name: TaskName, as_json: AsJson = False) -> None:
             "error": task["error"] or (trials[0]["error"] if trials else None),
         }
     )
+
+
+def _idle_text(port: dict[str, Any]) -> str | None:
+    """Return the time until a task ends, if nobody uses it."""
+    limit = port["idle_timeout_s"]
+    return None if limit is None else f"{duration_text(limit - port['idle_s'])}, unless it is used"
 
 
 @group.command()

@@ -191,6 +191,11 @@ function Head({ row, connected, refresh }: { row: Row; connected: boolean; refre
             <Lazy load={share} with={{ ids: [row.id] }} quiet />
           </Allowed>
           <Allowed owner={row.owner}>
+            {row.state === "ACTIVE" && row.labels.includes("interactive") && !row.labels.includes("shell") && (
+              <a href={`/proxy/${row.id}/`} target="_blank" rel="noreferrer">
+                Open
+              </a>
+            )}
             {row.state === "ACTIVE" && <Now act={act("pause")}>pause</Now>}
             {row.state === "PAUSED" && <Now act={act("activate")}>activate</Now>}
             {!ended && (
