@@ -888,7 +888,7 @@ class Client(Transport):
 
         Args:
             config: Keys of the experiment file.
-            limits: ``slots_per_trial``, ``max_slots`` and ``priority``.
+            limits: ``slots_per_trial``, ``max_slots``, ``priority`` and ``storage_gb``.
             project: Name of a project; None for the installation.
 
         Returns:

@@ -244,7 +244,7 @@ export interface Defaults {
   project: string | null;
   /** Keys of the experiment file with their defaults; secrets are masked. */
   config: Record<string, unknown>;
-  /** `slots_per_trial`, `max_slots` and `priority`; null where there is no limit. */
+  /** `slots_per_trial`, `max_slots`, `priority` and `storage_gb`; null where there is no limit. */
   limits: Limits;
   /** Time of the last change; null if none are set. */
   updated_at: string | null;
@@ -508,6 +508,7 @@ export interface Limits {
   slots_per_trial: number | null;
   max_slots: number | null;
   priority: number | null;
+  storage_gb: number | null;
 }
 
 /** Line of a log. */

@@ -103,7 +103,7 @@ class ExperimentService(Service):
         Raises:
             ArchiveGoneError: If its archive is missing or about to be removed; the caller stores it
                 again.
-            ConfigError: If its project or its pool cannot run it.
+            ConfigError: If its project or its pool cannot run it, or its storage is full.
             ConflictError: If its project is archived.
         """
         archive = submission.archive
@@ -119,6 +119,7 @@ class ExperimentService(Service):
         row["project_id"] = open_project(
             self.work.connection, submission.config.project, hidden=self.work.hidden
         )
+        self.work.orchestrator.defaults.check_storage(self.work.connection, row["project_id"])
         row["source_checkpoint"] = self.warm_starts.source_of_experiment(submission.config.searcher)
         result = self.work.connection.execute(
             experiments.insert().values(row).returning(experiments.c.id)

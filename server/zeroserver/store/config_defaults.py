@@ -4,12 +4,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from zerolab.contract.secrets import find_secrets
 from zerolab.errors import ConfigError
+from zerolab.formatting import size_text
 from zeroserver.store.project_directory import ProjectDirectory
-from zeroserver.store.schema import config_defaults
+from zeroserver.store.schema import checkpoints, config_defaults, experiments, media, trials
 
 if TYPE_CHECKING:  # loaded with the first experiment
     from zerolab.config.experiment.experiment_config import ExperimentConfig
@@ -28,6 +29,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Maximum number of slots that the trials of an experiment hold together."""
     priority: int | None = None
     """Least value of ``resources.priority``; smaller values run first."""
+    storage_gb: float | None = None
+    """Size of stored checkpoints and media, in 10^9 bytes, from which no experiment is created."""
 
 
 class ConfigDefaults(msgspec.Struct, frozen=True):
@@ -115,6 +118,27 @@ class DefaultsDirectory:
         limited = resources.model_copy(update={"max_slots": most})
         return config.model_copy(update={"resources": limited})
 
+    def check_storage(self, connection: Connection, project_id: int) -> None:
+        """Check whether a project may have another experiment.
+
+        Args:
+            connection: Database connection.
+            project_id: The project.
+
+        Raises:
+            ConfigError: If the project or the installation has reached a limit of its storage.
+        """
+        for scope, defaults in self._of_project(self._projects.name_of(project_id)):
+            limit = defaults.limits.storage_gb
+            if limit is None:
+                continue
+            whole = defaults is self.get(INSTALLATION)
+            size = _stored_bytes(connection, None if whole else project_id)
+            if size >= limit * 1e9:
+                problem = f"checkpoint_storage: must be below {limit:g} GB (policy of {scope})"
+                advice = "delete checkpoints, or ask an administrator"
+                raise ConfigError("experiment", [f"{problem}, got {size_text(size)}; {advice}"])
+
     def check_job(
         self, project_id: int, *, priority: int | None, max_slots: int | None, unlimited: bool
     ) -> None:
@@ -145,6 +169,26 @@ class DefaultsDirectory:
             yield f"project {project.name}", defaults
         if (defaults := self.get(INSTALLATION)) is not None:
             yield "the installation", defaults
+
+
+def _stored_bytes(connection: Connection, project_id: int | None) -> int:
+    """Return the size of the checkpoints and media of a project, or of all."""
+    stored = (
+        select(func.sum(checkpoints.c.size_bytes))
+        .join(experiments, experiments.c.id == checkpoints.c.experiment_id)
+        .where(checkpoints.c.state == "COMPLETED")
+    )
+    files = (
+        select(func.sum(media.c.size))
+        .join(trials, trials.c.id == media.c.trial_id)
+        .join(experiments, experiments.c.id == trials.c.experiment_id)
+    )
+    total = 0
+    for query in (stored, files):
+        if project_id is not None:
+            query = query.where(experiments.c.project_id == project_id)  # noqa: PLW2901
+        total += int(connection.scalar(query) or 0)
+    return total
 
 
 def limit_problems(

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from tests.server.access.test_users import add_user, ask
-from tests.server.helpers import Server, serve
+from tests.server.helpers import Server, checkpoint, serve
 
 PREFIX = "/api/v1"
 
@@ -103,6 +103,26 @@ def test_limits_refuse_submissions(server: Server) -> None:
     assert "must be at most 1" in error_of(server.http.post(f"{PREFIX}/experiments/1/fork"))
 
 
+def test_full_storage_refuses_experiments(server: Server) -> None:
+    """Of the project with the limit, and of all projects for the installation."""
+    server.post("/projects", {"name": "vision"})
+    server.submit(project="vision")
+    server.add_agent()
+    server.report(server.begin().run_id, checkpoint(1))  # 10 bytes
+    put(server, {}, "vision", storage_gb=1.1e-8)
+    server.submit(project="vision")
+    put(server, {}, "vision", storage_gb=1e-8)
+    message = error_of(server.try_submit(project="vision"))
+    assert (
+        "checkpoint_storage: must be below 1e-08 GB (policy of project vision), got 10 B; delete "
+        "checkpoints, or ask an administrator"
+    ) in message
+    assert "must be below" in error_of(server.http.post(f"{PREFIX}/experiments/1/fork"))
+    server.submit()
+    put(server, {}, storage_gb=1e-8)
+    assert "policy of the installation" in error_of(server.try_submit())
+
+
 def test_members_read_and_are_limited(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         ann = add_user(server, "ann", "member")
@@ -138,5 +158,10 @@ def test_defaults_survive_a_restart(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         defaults = server.get("/defaults")["defaults"]
         assert defaults["config"] == {"max_restarts": 1}
-        assert defaults["limits"] == {"slots_per_trial": 4, "max_slots": None, "priority": None}
+        assert defaults["limits"] == {
+            "slots_per_trial": 4,
+            "max_slots": None,
+            "priority": None,
+            "storage_gb": None,
+        }
         assert server.submit()["config"]["max_restarts"] == 1

@@ -35,7 +35,7 @@ def set_defaults(
     """Set the defaults and limits of new experiments; only for administrators.
 
     The file replaces the previous one. It has keys of experiment files, and `limits`:
-    `slots_per_trial`, `max_slots`, `priority`.
+    `slots_per_trial`, `max_slots`, `priority`, `storage_gb`.
 
     Example: zerolab defaults set defaults.yaml
     zerolab defaults set vision.yaml --project vision

@@ -16,7 +16,7 @@ class Defaults(Resource, frozen=True):
     config: dict[str, Any]
     """Keys of the experiment file with their defaults; secrets are masked."""
     limits: Limits
-    """`slots_per_trial`, `max_slots` and `priority`; null where there is no limit."""
+    """`slots_per_trial`, `max_slots`, `priority` and `storage_gb`; null where there is no limit."""
     updated_at: Time | None
     """Time of the last change; null if none are set."""
 

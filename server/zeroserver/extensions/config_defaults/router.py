@@ -65,6 +65,7 @@ class LimitsPut(BaseModel):
     slots_per_trial: Annotated[int, Field(ge=1, lt=2**31, strict=True)] | None = None
     max_slots: Annotated[int, Field(ge=1, lt=2**31, strict=True)] | None = None
     priority: Annotated[int, Field(ge=1, le=99, strict=True)] | None = None
+    storage_gb: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
 
 
 class DefaultsPut(BaseModel):
