@@ -46,6 +46,7 @@ def test_project_list_leads_to_experiments(tmp_path: Path, chromium: Browser) ->
         row.get_by_role("button", name="edit").click()
         page.get_by_role("dialog").get_by_label("Notes").fill("ask ann")
         page.get_by_role("dialog").get_by_role("button", name="save").click()
+        expect(page.get_by_role("dialog")).to_have_count(0)
         expect(row.get_by_text("Notes")).to_be_visible()
         assert server.get("/projects/vision")["project"]["notes"] == "ask ann"
         row.get_by_role("link", name="vision").click()

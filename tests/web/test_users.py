@@ -13,6 +13,27 @@ from tests.web.conftest import Watched
 pytestmark = [pytest.mark.browser, pytest.mark.processes]
 
 
+def _check_administration(page: Page) -> None:
+    """Create and delete a channel, and read the audit log."""
+    page.get_by_role("button", name="new channel").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("textbox", name="Name").fill("team")
+    dialog.get_by_label("URL").fill("https://1.1.1.1/hook")
+    dialog.get_by_label("All experiments").check()
+    dialog.get_by_role("button", name="create").click()
+    expect(dialog).to_contain_text("not shown again")
+    dialog.get_by_role("button", name="Close").click()
+    row = page.get_by_role("row", name="team webhook")
+    expect(row).to_contain_text("all")
+    row.get_by_role("button", name="delete").click()
+    dialog.get_by_role("button", name="delete").click()
+    expect(row).to_have_count(0)
+    expect(page.get_by_text("No channels.")).to_be_visible()
+    expect(page.get_by_role("row", name="POST /users/vic/tokens")).to_be_visible()
+    page.get_by_label("changes of").select_option("vic")
+    expect(page.get_by_text("No changes.")).to_be_visible()
+
+
 def test_page_of_administrator_and_viewer(tmp_path: Path, chromium: Browser) -> None:
     with played(tmp_path) as (_, server):
         base = str(server.http.base_url)
@@ -36,8 +57,9 @@ def test_page_of_administrator_and_viewer(tmp_path: Path, chromium: Browser) -> 
         expect(page.get_by_role("row", name="of admin")).to_contain_text("admin")
         page.get_by_label("Mine").check()
         expect(page.get_by_role("link", name="of admin")).to_be_visible()
-        page.get_by_role("link", name="Users").click()
-        expect(page.get_by_role("row", name="vic")).to_have_count(2)  # the user and the token
+        page.get_by_role("link", name="Admin", exact=True).click()
+        expect(page.get_by_role("row", name="vic viewer")).to_be_visible()
+        _check_administration(page)
         expect(page.locator("body")).not_to_contain_text(secret[:12])
 
         other = viewer.page
@@ -75,7 +97,7 @@ def test_page_of_administrator_and_viewer(tmp_path: Path, chromium: Browser) -> 
         expect(line).to_contain_text("approved by admin")
         expect(page.get_by_role("row", name="user:vic")).to_contain_text("6")
 
-        page.get_by_role("link", name="Users").click()
+        page.get_by_role("link", name="Admin", exact=True).click()
         page.get_by_role("button", name="revoke").click()
         page.get_by_role("dialog").get_by_role("button", name="revoke").click()
         expect(page.get_by_text("No tokens.")).to_be_visible()

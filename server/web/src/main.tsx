@@ -68,7 +68,7 @@ function Page() {
           </a>
           {caller?.shared && (
             <a href="#/users" aria-current={route.page === "users" ? "page" : undefined}>
-              Users
+              {caller.role === "admin" ? "Admin" : "Users"}
             </a>
           )}
           <a href="/docs/">

@@ -8,6 +8,7 @@ import { useLoaded } from "../../live";
 import { Cell, Problem, Raw, Select, Table, Time } from "../../parts";
 import type { User, Whoami } from "../../resources";
 import { useCaller } from "./access";
+import { Administration } from "./admin";
 import { Tokens } from "./tokens";
 
 const ROLES: [string, string][] = [
@@ -38,6 +39,7 @@ export function Users() {
         ))}
       </Table>
       <Tokens key={list.value.map(({ name, active }) => `${name} ${active}`).join()} users={admin ? list.value.map(({ name }) => name) : [caller.user]} />
+      {admin && <Administration users={list.value.map(({ name }) => name)} />}
     </>
   );
 }
