@@ -458,6 +458,10 @@ export interface Job {
   experiment_id: number;
   /** Name of the experiment. */
   name: string;
+  /** Its user; null while the installation has a single one. */
+  owner: string | null;
+  /** Its project; null while the installation has a single one. */
+  project: string | null;
   /** State of the experiment. */
   state: ExperimentState;
   /** Resource pool. */

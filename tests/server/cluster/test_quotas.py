@@ -24,6 +24,8 @@ def test_default_quota_applies_to_each_user(server: Server) -> None:
         "user:*": (2, 1, False), "user:admin": (1, 1, True), "user:ann": (1, 1, True),
         "user:bob": (2, 2, False),
     }  # fmt: skip
+    assert [job(server, number)["owner"] for number in (1, 2)] == ["admin", "ann"]
+    assert job(server, 1)["project"] is None  # the only one
     reason = job(server, 4)["waiting_reason"]
     assert reason == "it needs 1 slot, and 1 of the 1 of quota user:ann are held"
     server.submit(resources={"slots_per_trial": 2})

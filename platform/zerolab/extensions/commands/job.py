@@ -38,10 +38,12 @@ def list_jobs(
     if as_json:
         print_json(jobs)
         return
+    extra = [key for key in ("owner", "project") if any(job.get(key) for job in jobs)]
     rows = [
         (
             job["experiment_id"],
             job["name"],
+            *(job[key] for key in extra),
             job["pool"],
             job["place"],
             job["priority"],
@@ -53,8 +55,8 @@ def list_jobs(
         )
         for job in jobs
     ]
-    columns = ["id", "name", "pool", "place", "priority", "state", "slots", "running", "queued"]
-    print_table([*columns, "in use"], rows, shortened={"name", "pool"})
+    columns = ["pool", "place", "priority", "state", "slots", "running", "queued", "in use"]
+    print_table(["id", "name", *extra, *columns], rows, shortened={"name", "pool"})
     for job in jobs:
         if job["waiting_reason"]:
             result(f"experiment {job['experiment_id']} waits: {job['waiting_reason']}")

@@ -112,12 +112,12 @@ function Queue({ pool, alone, jobs, act }: QueueProps) {
         <p class="muted">The queue is empty.</p>
       ) : (
         <Table
-          head={["position", "experiment", "state", "trials", "slots", "priority", "weight", "submitted"].map((name) => (
+          head={["position", "experiment", ...extra(jobs), "state", "trials", "slots", "priority", "weight", "submitted"].map((name) => (
             <th key={name}>{name}</th>
           ))}
         >
           {jobs.map((job, at) => (
-            <Line key={job.experiment_id} job={job} above={jobs[at - 1]} below={jobs[at + 1]} first={jobs[0]!} act={act} />
+            <Line key={job.experiment_id} job={job} extra={extra(jobs)} above={jobs[at - 1]} below={jobs[at + 1]} first={jobs[0]!} act={act} />
           ))}
         </Table>
       )}
@@ -125,15 +125,21 @@ function Queue({ pool, alone, jobs, act }: QueueProps) {
   );
 }
 
+/** Columns that exist only with several users or projects. */
+function extra(jobs: Job[]): ("owner" | "project")[] {
+  return (["owner", "project"] as const).filter((key) => jobs.some((job) => job[key] !== null));
+}
+
 interface LineProps {
   job: Job;
+  extra: ("owner" | "project")[];
   above: Job | undefined;
   below: Job | undefined;
   first: Job;
   act: Do;
 }
 
-function Line({ job, above, below, first, act }: LineProps) {
+function Line({ job, extra, above, below, first, act }: LineProps) {
   const path = `/jobs/${job.experiment_id}`;
   const move = (to: object) => act(post(`${path}/move`, to));
   const most = job.max_slots === null ? "" : `, at most ${number(job.max_slots)}`;
@@ -160,6 +166,11 @@ function Line({ job, above, below, first, act }: LineProps) {
         <Labels labels={job.labels} />
         <Trouble of={{ ...job, error: null }} />
       </Cell>
+      {extra.map((key) => (
+        <Cell key={key} name={key}>
+          {job[key]}
+        </Cell>
+      ))}
       <Cell>
         <Badge of={job.running_trials > 0 ? { state: job.state } : job} />
       </Cell>

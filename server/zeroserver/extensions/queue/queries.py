@@ -28,7 +28,7 @@ def job_list(orchestrator: Orchestrator, connection: Connection) -> list[Job]:
     query = select(
         columns.id, columns.name, columns.state, columns.pool, columns.priority, columns.weight,
         columns.max_slots, columns.queue_time, columns.labels, columns.slots, columns.position,
-        columns.host_slots, columns.created_at,
+        columns.host_slots, columns.created_at, columns.owner_id, columns.project_id,
     ).where(columns.state.not_in(EXPERIMENT_ENDED))  # fmt: skip
     rows = list(connection.execute(query))
 
@@ -51,6 +51,8 @@ def job_list(orchestrator: Orchestrator, connection: Connection) -> list[Job]:
         job = Job.of(
             row,
             experiment_id=row.id,
+            owner=orchestrator.users.shown_owner(row.owner_id),
+            project=orchestrator.projects.shown_name(row.project_id),
             place=places[row.pool],
             slots_per_trial=row.slots,
             host_slots=count_host_slots(row.host_slots),

@@ -28,6 +28,10 @@ class Job(Resource, frozen=True):
     """Id of the experiment."""
     name: str
     """Name of the experiment."""
+    owner: str | None
+    """Its user; null while the installation has a single one."""
+    project: str | None
+    """Its project; null while the installation has a single one."""
     state: ExperimentState
     """State of the experiment."""
     pool: str
