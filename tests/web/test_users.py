@@ -31,7 +31,8 @@ def _check_administration(page: Page) -> None:
     expect(page.get_by_text("No channels.")).to_be_visible()
     expect(page.get_by_role("row", name="POST /users/vic/tokens")).to_be_visible()
     page.get_by_label("changes of").select_option("vic")
-    expect(page.get_by_text("No changes.")).to_be_visible()
+    expect(page.get_by_role("row", name="vic 1 POST /login-links")).to_be_visible()
+    expect(page.get_by_role("row", name="POST /users/vic/tokens")).to_have_count(0)
 
 
 def test_page_of_administrator_and_viewer(tmp_path: Path, chromium: Browser) -> None:

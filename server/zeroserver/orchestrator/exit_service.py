@@ -7,6 +7,7 @@ from sqlalchemy import func, select, update
 
 from zerolab.contract.hparam_reads import searched_names
 from zerolab.contract.messages import RunExit
+from zerolab.contract.names import PORT_LABEL
 from zerolab.contract.outcome import BEYOND_BOUND, Outcome, failed_by_peer, is_failure
 from zerolab.contract.secret_text import mask_values
 from zerolab.contract.spec import (
@@ -156,6 +157,13 @@ class ExitService(Service):
             text = msgspec.json.encode(unread).decode()
             self.work.save(experiments, experiment.id, unread_hparams=text)
 
+    def _idle_reason(self, run: RunRow, end: RunExit) -> str | None:
+        """Return why an interactive task has ended by itself; None for other runs."""
+        if end.reason is None:
+            return None
+        labels = self.work.find(ExperimentRow, run.experiment_id).labels
+        return end.reason if PORT_LABEL in msgspec.json.decode(labels) else None
+
     def _apply_exit(self, run: RunRow, end: RunExit) -> None:
         trial = self.work.trial_of(run)
         code = end.exit_code
@@ -178,7 +186,8 @@ class ExitService(Service):
             state = TrialState.COMPLETED if by_searcher else TrialState.CANCELED
             self.operations.end_trial(trial, state)
         elif code == 0:
-            self.operations.end_trial(trial, TrialState.COMPLETED, error=end.reason)
+            error = self._idle_reason(run, end)
+            self.operations.end_trial(trial, TrialState.COMPLETED, error=error)
         elif code == EXIT_PREEMPTED or killed_for_delay:
             self._requeue(trial)
         elif code == EXIT_REACHED:

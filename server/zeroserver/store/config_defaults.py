@@ -10,7 +10,14 @@ from zerolab.contract.secrets import find_secrets
 from zerolab.errors import ConfigError
 from zerolab.formatting import size_text
 from zeroserver.store.project_directory import ProjectDirectory
-from zeroserver.store.schema import checkpoints, config_defaults, experiments, media, trials
+from zeroserver.store.schema import (
+    checkpoints,
+    config_defaults,
+    experiments,
+    media,
+    projects,
+    trials,
+)
 
 if TYPE_CHECKING:  # loaded with the first experiment
     from zerolab.config.experiment.experiment_config import ExperimentConfig
@@ -128,7 +135,9 @@ class DefaultsDirectory:
         Raises:
             ConfigError: If the project or the installation has reached a limit of its storage.
         """
-        for scope, defaults in self._of_project(self._projects.name_of(project_id)):
+        # The project may be created by the same transaction, so it is not in the directory yet.
+        name = connection.scalar(select(projects.c.name).where(projects.c.id == project_id))
+        for scope, defaults in self._of_project(str(name)):
             limit = defaults.limits.storage_gb
             if limit is None:
                 continue

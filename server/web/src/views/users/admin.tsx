@@ -241,7 +241,7 @@ function Audit({ users }: { users: string[] }) {
       {first.error && <Problem text={first.error} />}
       {problem && <Failure text={problem} />}
       {rows.length === 0 ? (
-        <p class="muted">No changes.</p>
+        <p class="muted">{first.value === null ? "Loading…" : "No changes."}</p>
       ) : (
         <Table head={heads(["time", "user", "token", "action"])}>
           {rows.map((row) => (
