@@ -53,6 +53,8 @@ def test_project_list_leads_to_experiments(tmp_path: Path, chromium: Browser) ->
         expect(page.get_by_role("heading", name="vision")).to_be_visible()
         expect(page.get_by_role("link", name="flowers")).to_be_visible()
         expect(page.get_by_role("link", name="digits")).to_have_count(0)
+        page.get_by_role("link", name="flowers").click()
+        expect(page.locator("dl.facts")).to_contain_text("projectvision")
 
         page.get_by_role("link", name="Experiments", exact=True).click()
         page.get_by_label("experiment 1", exact=True).check()

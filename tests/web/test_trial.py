@@ -82,4 +82,5 @@ def test_missing_trial_shows_message(stage: Stage, spectator: Watched) -> None:
     page = spectator.page
     spectator.show("#/trials/99999")
     expect(page.get_by_role("alert")).to_contain_text("there is no trial 99999")
+    expect(page.get_by_role("link", name="All experiments")).to_be_visible()
     spectator.faults.clear()  # the browser logs the 404

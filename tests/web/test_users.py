@@ -222,5 +222,5 @@ def check_visitor(page: Page, link: str, base: str) -> None:
     expect(page.get_by_role("link", name="first")).to_be_visible()
     expect(page.get_by_role("link", name="second")).to_have_count(0)
     page.goto(f"{base}/#/experiments/2")
-    expect(page.get_by_role("alert")).to_be_visible()
+    expect(page.get_by_role("alert")).to_contain_text("this share link does not show experiment 2")
     expect(page.get_by_text("second")).to_have_count(0)

@@ -13,8 +13,15 @@ export interface Live<T> {
   update: (change: (old: T) => T) => void;
 }
 
-/** Told in place of a message when the server does not know who asks. */
+/** The error in place of a message when a sign-in is needed. */
 export const LOGIN = "login";
+
+/** The message of an error while reading; `LOGIN` if a sign-in is needed. */
+export function messageOf(problem: unknown): string {
+  if (problem instanceof ApiError && problem.status === 401) return LOGIN;
+  // A TypeError is what `fetch` throws when the server does not respond.
+  return problem instanceof TypeError ? "The server does not respond; retrying." : (problem as Error).message;
+}
 
 /** Read with `load` now, when `key` or `tick` changes, and at each `reload()`; one read at a time.
  *
@@ -39,9 +46,7 @@ export function useLoaded<T>(key: string, load: () => Promise<T>, tick: number |
         setError(null);
       })
       .catch((problem: unknown) => {
-        const unknown = problem instanceof ApiError && [401, 403].includes(problem.status);
-        const silent = problem instanceof TypeError; // what fetch throws when nobody answers
-        setError(unknown ? LOGIN : silent ? "The server does not respond; retrying." : (problem as Error).message);
+        setError(messageOf(problem));
       })
       .finally(() => {
         now.busy = false;

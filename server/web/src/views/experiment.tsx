@@ -58,7 +58,7 @@ export function Experiment({ id, route }: { id: number; route: OfExperiment }) {
   }, [e?.name]);
   const at = useMemo(() => places(trials.value ?? []), [trials.value]);
   const problem = row.error ?? trials.error;
-  if (e === null || trials.value === null) return problem ? <Problem text={problem} /> : <p class="muted">Loading…</p>;
+  if (e === null || trials.value === null) return problem ? <Problem text={problem}><a href="#/experiments">All experiments</a></Problem> : <p class="muted">Loading…</p>;
   const tab = route.tab ?? (visitor ? "curves" : first(e, trials.value));
   const chosen = trials.value.filter((t) => route.trials.includes(t.id));
   return (
@@ -255,6 +255,7 @@ function Overview({ row, trials, tick }: { row: Row; trials: Seen[]; tick: numbe
     <Facts
       rows={[
         ...(row.owner !== null ? ([["owner", row.owner]] as [string, string][]) : []),
+        ...(row.project !== null ? ([["project", row.project]] as [string, string][]) : []),
         ["progress", <Progress value={row.progress} />],
         ...(row.metric
           ? ([

@@ -2,8 +2,8 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { ApiError, get } from "../api";
-import { LOGIN } from "../live";
+import { get } from "../api";
+import { messageOf } from "../live";
 import type { Trial, TrialPage } from "../resources";
 
 const PAGE = 1000;
@@ -51,8 +51,7 @@ export function usePages(path: string, query: string, changed: Map<number, Trial
       } while (after !== null && found.length < now.wanted);
     } catch (problem) {
       if (turn !== now.asked) return;
-      const unknown = problem instanceof ApiError && [401, 403].includes(problem.status);
-      setError(unknown ? LOGIN : problem instanceof TypeError ? "The server does not respond; retrying." : (problem as Error).message);
+      setError(messageOf(problem));
     } finally {
       if (turn === now.asked) now.busy = false;
     }

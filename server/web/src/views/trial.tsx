@@ -32,7 +32,7 @@ async function read(id: number): Promise<Both> {
 
 export function Trial({ id, tab }: { id: number; tab: TrialTab | null }) {
   const both = useLoaded(`/trials/${id}`, () => read(id));
-  if (both.value === null) return both.error ? <Problem text={both.error} /> : <p class="muted">Loading…</p>;
+  if (both.value === null) return both.error ? <Problem text={both.error}><a href="#/experiments">All experiments</a></Problem> : <p class="muted">Loading…</p>;
   return (
     <>
       {both.error && <Problem text={both.error} />}

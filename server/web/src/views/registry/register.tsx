@@ -6,6 +6,7 @@ import { get, post } from "../../api";
 import { Question } from "../../dialog";
 import { useLoaded } from "../../live";
 import type { Model, ModelPage, ModelVersion } from "../../resources";
+import { useVisitor } from "../users/access";
 
 export interface Version extends ModelVersion {
   /** Name of the model that it is a version of. */
@@ -23,7 +24,8 @@ export const readModels = (): Promise<Model[]> => get<ModelPage>("/models").then
 
 /** The registry as it was when the view was opened, and whenever it is changed there. */
 export function useRegistry(): Registered {
-  const { value, reload } = useLoaded("/models", readModels);
+  const visitor = useVisitor();
+  const { value, reload } = useLoaded(`models ${visitor}`, () => (visitor ? Promise.resolve([]) : readModels()));
   const models = value ?? [];
   const all = models.flatMap(({ name, versions }) => versions.map((version): Version => ({ ...version, model: name })));
   return {
