@@ -215,12 +215,15 @@ class Loader:
                 raise CheckpointError(msg)
             if index % self._ranks.size == self._ranks.rank:
                 own.append((file, expected))
-        with ThreadPoolExecutor(_HASHERS) as pool:
+        pool = ThreadPoolExecutor(_HASHERS)
+        try:
             found = pool.map(hash_file, [file for file, _ in own])
             for (file, expected), record in zip(own, found, strict=True):
                 if record != expected:
                     msg = f"{file}: damaged (its hash is not the one in the manifest)"
                     raise CheckpointError(msg)
+        finally:
+            pool.shutdown(cancel_futures=True)  # after an error, no further file is read
 
     def _rank_state(self, manifest: Manifest) -> dict[str, Any]:
         """Return this rank's random state and buffers; additional ranks have none."""

@@ -128,13 +128,16 @@ def write_tensors(
         CheckpointError: If a file cannot be written.
     """
     files: dict[str, Future[FileRecord]] = {}
+    running: set[Future[FileRecord]] = set()
     with ThreadPoolExecutor(_WRITERS) as pool:
         for number, batch in enumerate(_batches(tensors)):
-            running = [file for file in files.values() if not file.done()]
             if len(running) >= _WRITERS:
-                wait(running, return_when=FIRST_COMPLETED)
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for file in done:
+                    file.result()  # after an error, no further file is written
             name = f"{stem}-{number:03}.safetensors"
             files[name] = pool.submit(_write_safetensors, directory / name, batch)
+            running.add(files[name])
     return {name: file.result() for name, file in files.items()}
 
 
