@@ -6,10 +6,12 @@ from collections.abc import Mapping
 __all__ = [
     "DEFAULT_POOL",
     "DEFAULT_PROJECT",
+    "HOST_KEY",
     "MAX_CHECKPOINT_FILES",
     "MAX_METRIC_NAME",
     "PORT_LABEL",
     "TASK_LABEL",
+    "USER_NAME",
     "check_name",
     "check_pool",
     "check_project",
@@ -33,6 +35,12 @@ TASK_LABEL = "task"
 
 PORT_LABEL = "interactive"
 """Label of tasks with a port, to which the server passes requests on."""
+
+USER_NAME = r"^[A-Za-z0-9_.@$-]*$"
+"""Pattern of a user name on a machine, which becomes a line of the configuration of ssh."""
+
+HOST_KEY = r"^[A-Za-z0-9+/= -]*$"
+"""Pattern of the public key of an sshd, which becomes a line of ``known_hosts``."""
 
 MAX_METRIC_NAME = 200
 """Most characters of the name of a metric or of a metric group."""

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
 from tests.end_to_end.installation import Installation, in_process
 from tests.extensions.launcher_ssh.sshd import SSHD
+from tests.launcher.helpers import wait_for_exit
 from tests.waiting import DEADLINE_S, free_port, until
 from tests.web.conftest import BROWSER_ARGUMENTS
 
@@ -248,7 +250,18 @@ def test_ssh_connects_through_the_server(team: Team, tmp_path: Path) -> None:
     assert refused.returncode == 255
     assert f"experiment {task} belongs to ann" in refused.stderr
     assert team.tokens["ann"] not in config.read_text()
-    team.stop(task)
+    words = [
+        "ssh",
+        "-F",
+        str(config),
+        f"zerolab-{task}",
+        "nohup sleep 1000 > /dev/null 2>&1 & echo $!",
+    ]
+    left = int(subprocess.check_output(words, env=environment, timeout=DEADLINE_S))
+    assert psutil.pid_exists(left)
+    team.installation.client.experiment_action(task, "cancel")
+    team.installation.wait_for(task)
+    wait_for_exit(left)  # it would use the GPU of the next run
 
 
 def test_tensorboard_shows_exported_metrics(team: Team, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Commands of interactive tasks: notebooks, shells, TensorBoard, and ``zerolab task open``."""
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,16 +18,13 @@ __all__ = ["IdleTimeout", "notebooks", "open_task", "shells", "task_words", "ten
 notebooks = command_group("Start JupyterLab on slots, through the queue.", panel="Train")
 shells = command_group("Log in to slots with ssh, through the queue.", panel="Train")
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _POLL_S = 0.5
 
 
-def _duration(text: str) -> float:
-    match = re.fullmatch(r"([1-9][0-9]{0,6})([smhd])", text)
-    if match is None:
-        msg = f"must look like 30m, 8h or 2d, got {text!r}"
-        raise typer.BadParameter(msg)
-    return float(int(match[1]) * _UNITS[match[2]])
+def _duration(text: str) -> float | None:
+    from zerolab.extensions.commands.user import parse_duration
+
+    return parse_duration(text, "task", "--idle-timeout")
 
 
 _duration.__name__ = "str"  # shown in --help

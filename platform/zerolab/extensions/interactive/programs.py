@@ -185,7 +185,6 @@ class Shell(Program):
         super().__init__(folder)
         self._keys = keys
         self._sshd = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
-        self._sessions: set[asyncio.subprocess.Process] = set()
 
     def start(self) -> None:
         """Create the key of the host and the settings."""
@@ -223,11 +222,10 @@ class Shell(Program):
         """Start an sshd for one connection."""
         ours, theirs = socket.socketpair()
         with theirs:
-            session = await asyncio.create_subprocess_exec(
+            await asyncio.create_subprocess_exec(
                 str(self._sshd), "-i", "-f", str(self.folder / "sshd_config"),
                 stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.DEVNULL,
             )  # fmt: skip
-        self._sessions.add(session)
         return LocalStream(*await asyncio.open_unix_connection(sock=ours))
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zerolab.contract.names import HOST_KEY, USER_NAME
 from zerolab.errors import ConfigError
 from zerolab.files import create_private
 from zerolab.paths import Home
@@ -52,7 +54,15 @@ def remember_host(home: Home, shell: Mapping[str, Any]) -> Path:
     Args:
         home: Data directory.
         shell: The shell, as the server describes it.
+
+    Raises:
+        ConfigError: If its user name or its key could be read as another line of the files of ssh.
     """
+    # The run of the shell has reported them, which may be that of another user.
+    for key, pattern in (("user", USER_NAME), ("host_key", HOST_KEY)):
+        if re.fullmatch(pattern, shell[key]) is None:
+            task = f"shell {shell['experiment_id']}"
+            raise ConfigError(task, [f"{key}: must match {pattern}, got {shell[key]!r}"])
     file = _folder(home) / f"known_hosts-{shell['experiment_id']}"
     line = f"{host_of(shell['experiment_id'])} {shell['host_key']}\n"
     if not file.exists() or file.read_text() != line:
@@ -68,8 +78,12 @@ def config_block(home: Home, shell: Mapping[str, Any], url: str) -> str:
         home: Data directory.
         shell: The shell, as the server describes it.
         url: Address of the server; the token is never part of the configuration.
+
+    Raises:
+        ConfigError: If its user name or its key could be read as another line of the files of ssh.
     """
     task_id = shell["experiment_id"]
+    known_hosts = remember_host(home, shell)
     words = ["env", f"ZEROLAB_MASTER={url}"]
     if "ZEROLAB_HOME" in os.environ:
         words.append(f"ZEROLAB_HOME={home.path}")
@@ -81,7 +95,7 @@ def config_block(home: Home, shell: Mapping[str, Any], url: str) -> str:
         f"  ProxyCommand {shlex.join(words).replace('%', '%%')}",
         f"  IdentityFile {_quoted(_folder(home) / 'id_ed25519')}",
         "  IdentitiesOnly yes",
-        f"  UserKnownHostsFile {_quoted(remember_host(home, shell))}",
+        f"  UserKnownHostsFile {_quoted(known_hosts)}",
         "  GlobalKnownHostsFile /dev/null",
         "  StrictHostKeyChecking yes",
     ]

@@ -29,6 +29,7 @@ from zerolab.extensions.interactive.programs import (
 )
 from zerolab.extensions.interactive.tunnels import open_http, open_tunnel, relay
 from zerolab.formatting import duration_text
+from zerolab.linux import kill_descendants, own_process_tree
 
 __all__ = ["main"]
 
@@ -58,6 +59,7 @@ class _Task:
         self._path = f"/api/v1/runs/{spec.run_id}"
         self._used_at = time.monotonic()
         self._tunnels: set[asyncio.Task[None]] = set()
+        self._logged: set[str] = set()
 
     async def run(self) -> int:
         """Run until the program ends, the task is idle, or it is stopped; return the exit code."""
@@ -75,6 +77,7 @@ class _Task:
             task.cancel()
         await asyncio.gather(*pending, *self._tunnels, return_exceptions=True)
         first = done.pop()
+        first.result()  # raises its error
         code = ends[first]
         return self._program_code() if code is None else code
 
@@ -93,7 +96,8 @@ class _Task:
         while not await self._listens():
             await asyncio.sleep(_STARTUP_POLL_S)
         async with open_http(self._spec.master, self._spec.token) as http:
-            await self._report(http)
+            while not await self._report(http):
+                await asyncio.sleep(_PAUSE_S)
             _log(f"ready: {self._spec.master}/proxy/{self._spec.experiment_id}/")
             for _ in range(_WAITING):
                 self._add_tunnel(http)
@@ -119,8 +123,12 @@ class _Task:
         limit = self._idle_timeout_s
         return limit is not None and time.monotonic() - self._used_at >= limit
 
-    async def _report(self, http: httpx.AsyncClient) -> None:
-        """Report to the server, which knows when the task was used last."""
+    async def _report(self, http: httpx.AsyncClient) -> bool:
+        """Report to the server, which knows when the task was used last.
+
+        Returns:
+            Whether the server has accepted it; if not, the reason is in the log.
+        """
         busy = await asyncio.to_thread(self._program.is_busy)
         if busy:
             self._used_at = time.monotonic()
@@ -131,10 +139,22 @@ class _Task:
             "user": self._program.user,
             "host_key": self._program.host_key,
         }
-        with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):  # the next one counts
+        try:
             response = await http.post(f"{self._path}/port", json=body, timeout=_REPORT_S)
-            idle_s = float(response.json()["idle_s"])
-            self._used_at = max(self._used_at, time.monotonic() - idle_s)
+        except httpx.HTTPError as error:
+            self._log_once(f"the server does not respond: {error or type(error).__name__}")
+            return False
+        if not response.is_success:
+            self._log_once(f"the server refuses the port of this task: {response.text[:500]}")
+            return False
+        idle_s = float(response.json()["idle_s"])
+        self._used_at = max(self._used_at, time.monotonic() - idle_s)
+        return True
+
+    def _log_once(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
+            _log(text)
 
     def _add_tunnel(self, http: httpx.AsyncClient) -> None:
         task = asyncio.create_task(self._tunnel(http))
@@ -147,16 +167,16 @@ class _Task:
             try:
                 async with open_tunnel(http, f"{self._path}/tunnel") as remote:
                     first = await remote.read(64 * 1024)
-                    if not first:
-                        continue
-                    self._add_tunnel(http)
-                    with contextlib.suppress(OSError):
-                        local = await self._program.connect()
-                        await local.write(first)
-                        await relay(remote, local)
-                    return
-            except ZerolabError:  # the server has restarted, or the network broke
-                await asyncio.sleep(_PAUSE_S)
+                    if first:
+                        self._add_tunnel(http)
+                        with contextlib.suppress(OSError):
+                            local = await self._program.connect()
+                            await local.write(first)
+                            await relay(remote, local)
+                        return
+            except ZerolabError as error:  # the server has restarted, or the network broke
+                self._log_once(f"no tunnel to the server: {error}; trying again")
+            await asyncio.sleep(_PAUSE_S)
 
 
 def _log(text: str) -> None:
@@ -193,9 +213,11 @@ def main() -> int:
     options = parser.parse_args(arguments[:dashes])
     options.command = arguments[dashes + 1 :]
     spec = read_run_spec(Path(os.environ[ENV_RUN_SPEC]))
+    own_process_tree(os.getppid())  # sshd puts its commands into other sessions
     folder = private_folder()
-    program = _program(options, folder)
+    program: Program | None = None
     try:
+        program = _program(options, folder)
         program.start()
         return asyncio.run(_Task(spec, program, options.idle_timeout).run())
     except ZerolabError as error:
@@ -203,19 +225,17 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return EXIT_USER_ERROR
     finally:
-        _end(program)
+        _end(None if program is None else program.process)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _end(program: Program) -> None:
-    process = program.process
-    if process is None or process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
+def _end(process: "subprocess.Popen[bytes] | None") -> None:
+    """End the program, and kill whatever it or its users have started."""
+    if process is not None and process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+    kill_descendants()
 
 
 if __name__ == "__main__":

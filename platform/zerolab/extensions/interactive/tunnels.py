@@ -103,7 +103,11 @@ async def open_tunnel(http: httpx.AsyncClient, path: str) -> AsyncIterator[Strea
         ForbiddenError: If the token is not accepted.
         ZerolabError: If the server refuses for another reason.
     """
+    import httpcore
+
     headers = {"Connection": "Upgrade", "Upgrade": "tcp"}
+    # After the upgrade, the stream raises the errors of httpcore, on which httpx is built.
+    lost = (httpx.HTTPError, httpcore.NetworkError, httpcore.TimeoutException)
     try:
         async with http.stream("GET", path, headers=headers) as response:
             if response.status_code != 101:
@@ -111,7 +115,7 @@ async def open_tunnel(http: httpx.AsyncClient, path: str) -> AsyncIterator[Strea
                 kind = ForbiddenError if response.status_code in (401, 403) else ZerolabError
                 raise kind(_message(text) or f"the server responded {response.status_code}")
             yield response.extensions["network_stream"]
-    except httpx.HTTPError as error:
+    except lost as error:
         raise UnreachableError(f"{http.base_url}: {error or type(error).__name__}") from error
 
 

@@ -10,7 +10,7 @@ from fastapi.responses import RedirectResponse
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from zerolab.contract.names import PORT_LABEL
+from zerolab.contract.names import HOST_KEY, PORT_LABEL, USER_NAME
 from zerolab.errors import ConfigError, ConflictError, ForbiddenError, NotFoundError
 from zeroserver.access.principal import PrincipalDep
 from zeroserver.access.routes import ACCESS, RUN, VIEWER, Access, own
@@ -62,9 +62,9 @@ class PortReport(BaseModel):
     """Seconds without use after which the task ends; null for no limit."""
     busy: bool = False
     """It works now, which counts as use."""
-    user: Annotated[str, Field(max_length=100)] = ""
+    user: Annotated[str, Field(max_length=100, pattern=USER_NAME)] = ""
     """User name on the machine, for ssh."""
-    host_key: Annotated[str, Field(max_length=1000, pattern=r"^[A-Za-z0-9+/= -]*$")] = ""
+    host_key: Annotated[str, Field(max_length=1000, pattern=HOST_KEY)] = ""
     """Public key of its sshd."""
 
 
