@@ -106,7 +106,11 @@ def list_experiments(
     Example: zerolab experiment list --state ACTIVE
     """
     from zerolab.cli.connection import connect
+    from zerolab.errors import ConfigError
 
+    if group_by is not None and (sort is not None or limit is not None):
+        problem = "--group-by: lists all groups; leave out --sort and --limit"
+        raise ConfigError("experiment list", [problem])
     with connect() as client:
         shown = None if archived else False
         if group_by is not None:

@@ -668,10 +668,7 @@ class Client(Transport):
             >>> client.comments(1)
             []
         """
-        comments: list[Json] = self.get(
-            _path("experiments", str(experiment_id), "comments"), limit=1000
-        )["comments"]
-        return comments
+        return self._list(_path("experiments", str(experiment_id), "comments"), "comments")
 
     def add_comment(self, experiment_id: int, text: str) -> Json:
         """Add a comment to an experiment.

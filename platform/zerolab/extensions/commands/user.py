@@ -37,7 +37,7 @@ _PANEL = "Server"
 group = command_group("Manage users and their roles.", panel=_PANEL)
 
 _ROLES = ("viewer", "member", "admin")
-_UNITS_S = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def _names(client: "Client", _context: typer.Context) -> "Iterable[tuple[object, str]]":
@@ -233,12 +233,15 @@ def _read_secret(prompt: str, *, confirm: bool = False) -> str:
     return sys.stdin.readline().rstrip("\n")
 
 
-def parse_duration(text: str | None, subject: str = "token") -> float | None:
+def parse_duration(
+    text: str | None, subject: str = "token", option: str = "--expires"
+) -> float | None:
     """Parse a duration such as 30d.
 
     Args:
-        text: The option ``--expires``; None if it is not given.
-        subject: What the error is about.
+        text: Value of the option; None if it is not given.
+        subject: Subject of the error.
+        option: Name of the option.
 
     Returns:
         Seconds; None for None.
@@ -250,9 +253,9 @@ def parse_duration(text: str | None, subject: str = "token") -> float | None:
 
     if text is None:
         return None
-    match = re.fullmatch(r"([1-9][0-9]{0,5})([mhdw])", text)
+    match = re.fullmatch(r"([1-9][0-9]{0,6})([smhdw])", text)
     if match is None:
-        problem = f"--expires: must be a number with m, h, d or w, such as 30d, got {text!r}"
+        problem = f"{option}: must be a number with s, m, h, d or w, such as 30d, got {text!r}"
         raise ConfigError(subject, [problem])
     return float(int(match[1]) * _UNITS_S[match[2]])
 
