@@ -1,13 +1,12 @@
 /** The cluster: what waits, in its order and why, and the machines that could run it. */
 
-import type { FunctionComponent } from "preact";
 import { useContext, useEffect, useState } from "preact/hooks";
 
 import { Allowed, Caller } from "./users/access";
 import { get, patch, post, remove } from "../api";
 import { number, seconds } from "../format";
 import { useEvents, useLoaded } from "../live";
-import { Badge, Cell, Labels, Problem, Raw, Table, Time, Trouble } from "../parts";
+import { Badge, Cell, Labels, Lazy, Problem, Raw, Table, Time, Trouble } from "../parts";
 import type { Agent, AgentPage, Job, JobPage, Pool, PoolPage, Slot } from "../resources";
 import { address } from "../route";
 
@@ -78,14 +77,12 @@ export function Cluster() {
   );
 }
 
+const quotas = () => import("./users/quotas").then((loaded) => loaded.Quotas);
+
 /** Quotas, where several users share the slots: a chunk that a single user never loads. */
 function SharedQuotas({ tick }: { tick: unknown }) {
   const shared = useContext(Caller)?.shared ?? false;
-  const [View, setView] = useState<FunctionComponent<{ tick: unknown }> | null>(null);
-  useEffect(() => {
-    if (shared) void import("./users/quotas").then((loaded) => setView(() => loaded.Quotas));
-  }, [shared]);
-  return View && <View tick={tick} />;
+  return shared ? <Lazy load={quotas} with={{ tick }} quiet /> : null;
 }
 
 interface QueueProps {

@@ -36,7 +36,7 @@ export function ShareButton({ ids }: { ids: number[] }) {
   const [open, setOpen] = useState(false);
   return (
     <>
-      <button type="button" disabled={ids.length === 0} onClick={() => setOpen(true)}>
+      <button type="button" disabled={ids.length === 0 || ids.length > MOST} title={`a link shows 1 to ${MOST} experiments`} onClick={() => setOpen(true)}>
         share
       </button>
       {open && <ShareDialog ids={ids} close={() => setOpen(false)} />}
@@ -57,14 +57,14 @@ function ShareDialog({ ids, close }: { ids: number[]; close: () => void }) {
     event.preventDefault();
     setProblem("");
     const path = window.location.hash.slice(1) || "/";
-    post<NewShareAnswer>("/shares", { experiments: ids.slice(0, MOST), name, path, expires_s: Number(expires) }).then(
+    post<NewShareAnswer>("/shares", { experiments: ids, name, path, expires_s: Number(expires) }).then(
       (answer) => (setCreated(answer), list.reload()),
       (failed: Error) => setProblem(failed.message),
     );
   };
   const url = created === null ? "" : window.location.origin + created.url;
   return (
-    <Dialog title={ids.length === 1 ? `share experiment ${ids[0]}` : `share ${Math.min(ids.length, MOST)} experiments`} close={close}>
+    <Dialog title={ids.length === 1 ? `share experiment ${ids[0]}` : `share ${ids.length} experiments`} close={close}>
       <p class="muted">Whoever has the link sees results and the configuration, but no logs, code, checkpoints or comments, and can change nothing.</p>
       <form onSubmit={create}>
         <label class="field">
@@ -83,6 +83,7 @@ function ShareDialog({ ids, close }: { ids: number[]; close: () => void }) {
           <input readOnly aria-label="link" value={url} onFocus={(e) => e.currentTarget.select()} /> <Copy text={url} /> It is not shown again.
         </p>
       )}
+      {list.error && <Problem text={list.error} />}
       {(list.value ?? []).map((share) => (
         <p key={share.id}>
           Link {share.id} {share.name} by {share.owner}, {share.valid ? `until ${share.expires_at.slice(0, 10)}` : "expired"}{" "}

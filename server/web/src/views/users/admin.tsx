@@ -210,34 +210,43 @@ const PAGE = 50;
 
 function Audit({ users }: { users: string[] }) {
   const [user, setUser] = useState("");
-  const [older, setOlder] = useState<AuditEntry[]>([]);
-  const [after, setAfter] = useState<string | null | undefined>(undefined);
-  const [problem, setProblem] = useState("");
-  const of = `/audit?limit=${PAGE}${user && `&user=${encodeURIComponent(user)}`}`;
-  const first = useLoaded(of, () => get<AuditPage>(of));
-  const next = after === undefined ? (first.value?.next_after ?? null) : after;
-  const choose = (name: string) => {
-    setUser(name);
-    setOlder([]);
-    setAfter(undefined);
-  };
-  const read = () =>
-    get<AuditPage>(`${of}&after=${next}`).then(
-      (page) => {
-        setOlder((rows) => [...rows, ...page.changes]);
-        setAfter(page.next_after);
-      },
-      (failed: Error) => setProblem(failed.message),
-    );
-  const rows = [...(first.value?.changes ?? []), ...older];
+  const path = `/audit?limit=${PAGE}${user && `&user=${encodeURIComponent(user)}`}`;
   return (
     <>
       <header class="title">
         <h2>Audit log</h2>
         <span>
-          <Select name="changes of" value={user} options={[["", "All users"], ...users.map((name): [string, string] => [name, name])]} choose={choose} /> <Raw path={of} />
+          <Select name="changes of" value={user} options={[["", "All users"], ...users.map((name): [string, string] => [name, name])]} choose={setUser} /> <Raw path={path} />
         </span>
       </header>
+      <AuditRows key={path} path={path} />
+    </>
+  );
+}
+
+function AuditRows({ path }: { path: string }) {
+  const [older, setOlder] = useState<AuditEntry[]>([]);
+  const [after, setAfter] = useState<string | null | undefined>(undefined);
+  const [problem, setProblem] = useState("");
+  const [busy, setBusy] = useState(false);
+  const first = useLoaded(path, () => get<AuditPage>(path));
+  const next = after === undefined ? (first.value?.next_after ?? null) : after;
+  const read = () => {
+    setBusy(true);
+    setProblem("");
+    get<AuditPage>(`${path}&after=${next}`)
+      .then(
+        (page) => {
+          setOlder((rows) => [...rows, ...page.changes]);
+          setAfter(page.next_after);
+        },
+        (failed: Error) => setProblem(failed.message),
+      )
+      .finally(() => setBusy(false));
+  };
+  const rows = [...(first.value?.changes ?? []), ...older];
+  return (
+    <>
       {first.error && <Problem text={first.error} />}
       {problem && <Failure text={problem} />}
       {rows.length === 0 ? (
@@ -262,7 +271,7 @@ function Audit({ users }: { users: string[] }) {
       )}
       {next !== null && (
         <p>
-          <button type="button" onClick={() => void read()}>
+          <button type="button" disabled={busy} onClick={read}>
             Show older
           </button>
         </p>
