@@ -1,4 +1,4 @@
-"""What images cost: ``python -m benchmarks.media``, about three minutes.
+"""Cost of image reports: ``python -m benchmarks.media``, about three minutes.
 
 1. Rate of a training loop (matrix products) that reports an image at every tenth batch, and of one
    without reports. The two take turns, so that other processes of the machine affect both equally.

@@ -1,4 +1,4 @@
-"""A team on one server: shares of users, and losses when the server is killed.
+"""Benchmark of a team on one server: fair shares, and data loss when the server is killed.
 
     python -m benchmarks.team [--minutes 10] [--users 20] [--experiments 200] [--kills 4]
 

@@ -258,7 +258,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_domain,
         metavar="NAME",
         help="domain of interactive tasks: browsers open each one at task-ID.NAME, so that its "
-        "page cannot act for its user; all these names must lead to this server (default: "
+        "page cannot act for its user; all these names must resolve to this server (default: "
         "localhost, for browsers on this machine or behind `ssh -L`)",
     )
     parser.add_argument(

@@ -264,7 +264,7 @@ class Client(Transport):
 
         Returns:
             One dict per quota: ``group`` (``pool:NAME``, ``label:NAME``, ``user:NAME``,
-            ``project:NAME``, or ``user:*`` for each user without another quota), ``max_slots``,
+            ``project:NAME``, or ``user:*`` for each user without a quota), ``max_slots``,
             ``held_slots``, ``is_default`` (whether it is the quota of a user by ``user:*``) and
             ``request_limit``.
 
@@ -285,7 +285,7 @@ class Client(Transport):
             name: Name of the pool, user or project, or the label; the user ``*`` is each user who
                 has no other quota.
             max_slots: Maximum number of slots that these jobs hold together.
-            request_limit: With the user ``*``: the most slots that a user may request.
+            request_limit: With the user ``*``: maximum number of slots that a user may request.
 
         Returns:
             The quota, as in :meth:`quotas`.
@@ -588,9 +588,9 @@ class Client(Transport):
 
         Args:
             experiments: Ids of the experiments, at most 100.
-            name: What the link is for.
-            path: What it opens, as ``path`` of a view; None for the experiment, or the comparison
-                of several.
+            name: Purpose of the link.
+            path: Page that it opens, as ``path`` of a view; None for the experiment, or the
+                comparison of several.
             expires_s: Validity in seconds; None for 7 days.
 
         Returns:
@@ -633,7 +633,7 @@ class Client(Transport):
         return shares
 
     def revoke_share(self, share_id: int) -> None:
-        """Revoke a share link; its readers are refused at once.
+        """Revoke a share link; it stops working at once.
 
         Args:
             share_id: Id of the link.

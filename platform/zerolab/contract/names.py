@@ -34,7 +34,7 @@ TASK_LABEL = "task"
 """Label of experiments that ``zerolab task run`` creates."""
 
 PORT_LABEL = "interactive"
-"""Label of tasks with a port, to which the server passes requests on."""
+"""Label of tasks with a port, to which the server forwards requests."""
 
 USER_NAME = r"^[A-Za-z0-9_.@$-]*$"
 """Pattern of a user name on a machine, which becomes a line of the configuration of ssh."""

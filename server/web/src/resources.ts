@@ -43,7 +43,7 @@ export interface AgentPage {
 export interface ApiToken {
   /** Id, from 1. */
   id: number;
-  /** What it is for. */
+  /** Purpose of the token. */
   name: string;
   /** Time of creation. */
   created_at: string;
@@ -306,7 +306,7 @@ export interface Experiment {
   notes: string;
   /** User to whom it belongs; null while the installation has a single user. */
   owner: string | null;
-  /** Its project; null while the installation has a single one. */
+  /** Its project; null if the installation has only one project. */
   project: string | null;
   /** State; `COMPLETED`, `CANCELED` and `ERROR` are final. */
   state: ExperimentState;
@@ -458,9 +458,9 @@ export interface Job {
   experiment_id: number;
   /** Name of the experiment. */
   name: string;
-  /** Its user; null while the installation has a single one. */
+  /** Its owner; null if the installation has only one user. */
   owner: string | null;
-  /** Its project; null while the installation has a single one. */
+  /** Its project; null if the installation has only one project. */
   project: string | null;
   /** State of the experiment. */
   state: ExperimentState;
@@ -622,7 +622,7 @@ export interface Model {
   description: string;
   /** User who created it; null while the installation has a single user. */
   owner: string | null;
-  /** Its project; null while the installation has a single one. */
+  /** Its project; null if the installation has only one project. */
   project: string | null;
   /** Time of creation. */
   created_at: string | null;
@@ -723,7 +723,7 @@ export interface NotificationPage {
 
 /** Response to the opening of a share link. */
 export interface OpenedShare {
-  /** What it opens. */
+  /** Page that it opens, as `path` of the link. */
   path: string;
 }
 
@@ -822,15 +822,15 @@ export interface ProjectPage {
 
 /** Maximum number of slots that some jobs may hold together. */
 export interface Quota {
-  /** `pool:NAME`, `label:NAME`, `user:NAME` or `project:NAME`; `user:*` is the quota of each user without a quota of the user's own. */
+  /** `pool:NAME`, `label:NAME`, `user:NAME` or `project:NAME`; `user:*` is the default for each user without a quota. */
   group: string;
   /** Maximum number of slots. */
   max_slots: number;
   /** Number of slots that these jobs hold now. */
   held_slots: number;
-  /** Whether it is the quota of a user that `user:*` sets. */
+  /** Whether it is the default of `user:*` for a user without a quota. */
   is_default: boolean;
-  /** Of `user:*`: the most slots that a user may request; null without a limit. */
+  /** Of `user:*`: maximum number of slots that a user may request; null without a limit. */
   request_limit: number | null;
 }
 
@@ -849,7 +849,7 @@ export interface QuotaPage {
 export interface QuotaRequest {
   /** Id, from 1. */
   id: number;
-  /** User who may hold more slots if it is approved. */
+  /** User who requests it. */
   user: string;
   /** Requested quota. */
   max_slots: number;
@@ -1063,13 +1063,13 @@ export interface SearcherState {
 export interface Share {
   /** Id, from 1. */
   id: number;
-  /** What it is for. */
+  /** Purpose of the link. */
   name: string;
   /** User who created it. */
   owner: string;
   /** Experiments that it shows. */
   experiments: Array<number>;
-  /** What it opens: the part of an address of the page after `#`. */
+  /** Page that it opens: the part of its address after `#`. */
   path: string;
   /** Time of creation. */
   created_at: string;
@@ -1085,11 +1085,11 @@ export interface SharePage {
   next_after: null;
 }
 
-/** What a share link shows. */
+/** Content of a share link. */
 export interface SharedExperiments {
-  /** What it is for. */
+  /** Purpose of the link. */
   name: string;
-  /** What it opens. */
+  /** Page that it opens, as `path` of the link. */
   path: string;
   /** End of its validity. */
   expires_at: string;
@@ -1240,7 +1240,7 @@ export interface View {
   name: string;
   /** User who saved it. */
   owner: string;
-  /** Part of an address of the page after `#`: the list or comparison, with its filters, columns, order and chart settings. */
+  /** Part of a page address after `#`: the list or comparison, with its filters, columns, order and chart settings. */
   path: string;
   /** Whether all users see it. */
   shared: boolean;

@@ -82,13 +82,13 @@ _PAGE_PATH = re.compile(r"/[A-Za-z0-9/,._-]*(\?[!-~]*)?")
 
 def _page_path(text: str) -> str:
     if not _PAGE_PATH.fullmatch(text):
-        example = "what is behind # in an address of the page, such as /?state=ACTIVE"
+        example = "the part of a page address after #, such as /?state=ACTIVE"
         raise ValueError(f"must be {example}, got {text[:50]!r}")
     return text
 
 
 PagePath = Annotated[str, Field(max_length=4000), AfterValidator(_page_path)]
-"""What is behind ``#`` in an address of the page."""
+"""Part of a page address after ``#``."""
 
 Level = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 

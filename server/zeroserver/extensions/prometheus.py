@@ -70,7 +70,7 @@ def _state_lines(connection: Connection) -> Iterator[str]:
 
 
 def _slot_lines(orchestrator: Orchestrator, connection: Connection) -> Iterator[str]:
-    """Yield the slots of live agents by pool, state and the user who holds them."""
+    """Yield the slots of live agents by pool, state and user."""
     query = select(runs.c.id, experiments.c.owner_id).join(
         experiments, experiments.c.id == runs.c.experiment_id
     )
@@ -84,7 +84,7 @@ def _slot_lines(orchestrator: Orchestrator, connection: Connection) -> Iterator[
             user = "" if slot.run_id is None else owners.get(slot.run_id, "")
             state = _slot_state(agent, slot)
             slots[("pool", agent.pool), ("state", state), ("user", user)] += 1
-    return _gauge("slots", "Slots of live agents by pool, state and holder.", slots)
+    return _gauge("slots", "Slots of live agents by pool, state and user.", slots)
 
 
 def _slot_state(agent: Agent, slot: Slot) -> str:
@@ -119,8 +119,8 @@ def _server_lines(services: Services, connection: Connection) -> Iterator[str]:
     database = services.database
     for name, help_text, value in (
         ("agents", "Agents that are alive.", connection.scalar(alive)),
-        ("runs_holding_slots", "Runs that hold slots.", connection.scalar(open_runs)),
-        ("start_time_seconds", "Start of the server since 1970.", services.started_at),
+        ("runs_holding_slots", "Runs that use slots.", connection.scalar(open_runs)),
+        ("start_time_seconds", "Unix time of the start of the server.", services.started_at),
         ("write_groups_total", "Database transactions committed.", database.groups),
         ("write_jobs_total", "Changes committed.", database.jobs),
         ("write_jobs_waiting", "Changes in the writer's queue.", database.waiting),
@@ -146,5 +146,5 @@ def _request_lines(times: RequestTimes) -> Iterator[str]:
             yield "_sum", labels, histogram.total_s
             yield "_count", labels, total
 
-    help_text = "Duration of requests by route; requests that wait for a change do not count."
+    help_text = "Duration of requests by route, without long polling and event streams."
     return _metric("http_request_duration_seconds", "histogram", help_text, values())

@@ -67,7 +67,7 @@ class Experiment(ServerObject):
     owner: str | None
     """User to whom it belongs; None while the installation has a single user."""
     project: str | None
-    """Its project; None while the installation has a single one."""
+    """Its project; None if the installation has only one project."""
     archived: bool
     """Whether it is archived."""
     test_mode: bool

@@ -34,7 +34,7 @@ class MetricSeries(msgspec.Struct, frozen=True):
 
 
 def read_series(pieces: Iterable[bytes]) -> Iterator[MetricSeries]:
-    """Read the server's format of columns.
+    """Parse the columnar format of a metrics export.
 
     Args:
         pieces: Content, divided anywhere.

@@ -108,7 +108,7 @@ class Model(ServerObject):
     owner: str | None
     """User who created it; None while the installation has a single user."""
     project: str | None
-    """Its project; None while the installation has a single one."""
+    """Its project; None if the installation has only one project."""
     created_at: datetime | None
     """Time of creation."""
 

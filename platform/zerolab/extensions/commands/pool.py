@@ -19,8 +19,8 @@ quotas = command_group(
 Group = Annotated[
     str,
     typer.Argument(
-        help="The experiments to limit: pool:NAME, label:NAME, user:NAME or project:NAME; "
-        "'user:*': those of each user without another quota."
+        help="Group to limit: pool:NAME, label:NAME, user:NAME or project:NAME; "
+        "'user:*': default for each user without a quota."
     ),
 ]
 
@@ -110,7 +110,7 @@ def set_quota(
     max_slots: Annotated[int, typer.Argument(help="Maximum number of slots.", min=0)],
     request_limit: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, help="With 'user:*': the most that a user may request."),
+        typer.Option(metavar="N", min=0, help="With 'user:*': maximum that a user may request."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

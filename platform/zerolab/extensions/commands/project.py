@@ -214,7 +214,7 @@ def list_members(name: ProjectName, as_json: AsJson = False) -> None:
         print_json(members)
         return
     rows = [(member["user"], "owner" if member["owner"] else "member") for member in members]
-    print_table(["user", "member as"], rows)
+    print_table(["user", "role in project"], rows)
 
 
 @group.command("add-member")

@@ -56,7 +56,7 @@ def create_share(
 
 @shares.command("list")
 def list_shares(as_json: AsJson = False) -> None:
-    """List your share links, as an administrator those of all users.
+    """List your share links; administrators see those of all users.
 
     Example: zerolab share list
     """
@@ -90,7 +90,7 @@ def revoke_share(
     share_id: Annotated[int, typer.Argument(metavar="ID", help="Id of the link.", min=1)],
     as_json: AsJson = False,
 ) -> None:
-    """Revoke a share link; its readers are refused at once.
+    """Revoke a share link; it stops working at once.
 
     Example: zerolab share revoke 3
     """
@@ -129,7 +129,7 @@ def delete_view(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the view.")],
     as_json: AsJson = False,
 ) -> None:
-    """Delete a saved view of yours, or as an administrator a shared one.
+    """Delete one of your saved views; administrators can also delete shared ones.
 
     Example: zerolab view delete "best runs"
     """

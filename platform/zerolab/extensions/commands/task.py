@@ -124,8 +124,8 @@ def run(
         typer.Option(
             min=1,
             max=65535,
-            help="Port of 127.0.0.1 on which the command listens. The server passes requests of "
-            "the task's owner on to it; the command gets all slots in one process.",
+            help="Port of 127.0.0.1 on which the command listens. The server forwards requests "
+            "of the task's owner to it; the command gets all slots in one process.",
         ),
     ] = None,
     idle_timeout: IdleTimeout = None,
@@ -379,9 +379,9 @@ def describe(name: TaskName, as_json: AsJson = False) -> None:
 
 
 def _idle_text(port: dict[str, Any]) -> str | None:
-    """Return the time until a task ends, if nobody uses it."""
+    """Return the time until a task ends if it stays idle."""
     limit = port["idle_timeout_s"]
-    return None if limit is None else f"{duration_text(limit - port['idle_s'])}, unless it is used"
+    return None if limit is None else f"{duration_text(limit - port['idle_s'])}, if it stays idle"
 
 
 @group.command()

@@ -35,7 +35,7 @@ IdleTimeout = Annotated[
         "--idle-timeout",
         parser=_duration,
         metavar="TIME",
-        help="End the task when it is not used for this time, such as 30m or 8h.",
+        help="End the task after this idle time, such as 30m or 8h.",
     ),
 ]
 Slots = Annotated[int, typer.Option(min=1, help="Number of slots.")]
@@ -54,7 +54,7 @@ def task_words(
 
     Args:
         kind: ``notebook``, ``tensorboard``, ``shell`` or ``port``.
-        idle_timeout: Seconds without use after which it ends; None for no limit.
+        idle_timeout: Idle time in seconds after which it ends; None for no limit.
         options: Further options of its process.
         command: Command of the user, for ``port``.
     """
@@ -132,7 +132,7 @@ def start_notebook(
     priority: Priority = 42,
     as_json: AsJson = False,
 ) -> None:
-    """Queue a JupyterLab, and print its link.
+    """Queue a JupyterLab server, and print its link.
 
     Example: zerolab notebook start --slots 1 --idle-timeout 2h
     """
@@ -158,9 +158,9 @@ def tensorboard(
     priority: Priority = 42,
     as_json: AsJson = False,
 ) -> None:
-    """Queue a TensorBoard with the metrics of experiments, and print its link.
+    """Queue a TensorBoard server with the metrics of experiments, and print its link.
 
-    It shows the metrics reported until now. Start another one for newer metrics.
+    It shows the metrics reported before its start. Start another one for newer metrics.
 
     Example: zerolab tensorboard 3 4
     """
@@ -183,9 +183,9 @@ def open_task(
     browser: Annotated[bool, typer.Option(help="Open a browser, or only print the link.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Open a notebook, a TensorBoard or the port of a task in a browser, signed in.
+    """Open a notebook, TensorBoard or the port of a task in a browser without signing in.
 
-    Prints the link as well. It is valid for one minute, and for one browser.
+    Prints the link as well. The link works once, within one minute.
 
     Example: zerolab task open 7
     """

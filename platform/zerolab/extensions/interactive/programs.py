@@ -62,7 +62,7 @@ class Program:
         return LocalStream(*await asyncio.open_unix_connection(str(self.socket)))
 
     def is_busy(self) -> bool:
-        """Check whether it works now, although nobody may be connected."""
+        """Check whether it is computing, even without a connection."""
         return False
 
 

@@ -49,7 +49,7 @@ class _Task:
     Args:
         spec: Its run.
         program: Its program.
-        idle_timeout_s: Seconds without use after which it ends; None for no limit.
+        idle_timeout_s: Idle time in seconds after which it ends; None for no limit.
     """
 
     def __init__(self, spec: RunSpec, program: Program, idle_timeout_s: float | None) -> None:

@@ -24,7 +24,7 @@ class Experiment(Resource, frozen=True):
     owner: str | None
     """User to whom it belongs; null while the installation has a single user."""
     project: str | None
-    """Its project; null while the installation has a single one."""
+    """Its project; null if the installation has only one project."""
     state: ExperimentState
     """State; `COMPLETED`, `CANCELED` and `ERROR` are final."""
     config: dict[str, Any]

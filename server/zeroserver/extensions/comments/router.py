@@ -155,7 +155,7 @@ async def add_comment(
 async def edit_comment(
     services: ServicesDep, principal: PrincipalDep, comment_id: IdPath, body: CommentBody
 ) -> CommentAnswer:
-    """Replace the text of one's own comment."""
+    """Replace the text of a comment; only for its author."""
     await services.write(
         lambda work: _CommentService(work).edit(comment_id, principal.user_id, body.text)
     )
@@ -164,6 +164,6 @@ async def edit_comment(
 
 @router.delete("/comments/{comment_id}", status_code=204)
 async def delete_comment(services: ServicesDep, comment_id: IdPath) -> Response:
-    """Delete one's own comment, or as an administrator any comment."""
+    """Delete a comment; only for its author and administrators."""
     await services.write(lambda work: _CommentService(work).remove(comment_id))
     return Response(status_code=204)

@@ -59,9 +59,9 @@ class PortReport(BaseModel):
 
     kind: TaskKind
     idle_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Seconds without use after which the task ends; null for no limit."""
+    """Idle time in seconds after which the task ends; null for no limit."""
     busy: bool = False
-    """It works now, which counts as use."""
+    """Whether it is computing, so that it is not idle."""
     user: Annotated[str, Field(max_length=100, pattern=USER_NAME)] = ""
     """User name on the machine, for ssh."""
     host_key: Annotated[str, Field(max_length=1000, pattern=HOST_KEY)] = ""
@@ -87,7 +87,7 @@ class InteractiveTask(Resource, frozen=True):
     idle_s: float
     """Seconds since its last use."""
     idle_timeout_s: float | None
-    """Seconds without use after which it ends; null for no limit."""
+    """Idle time in seconds after which it ends; null for no limit."""
     user: str
     """User name on the machine, for ssh."""
     host_key: str
@@ -104,7 +104,7 @@ class TaskLink(Resource, frozen=True):
     """Link to a task."""
 
     url: str
-    """Address that opens the task once, within a minute, without a further sign-in."""
+    """One-time URL that opens the task without signing in; valid for one minute."""
 
 
 @router.get("/interactive-tasks")
@@ -189,7 +189,7 @@ async def open_tunnel(request: Request, run_id: IdPath, services: ServicesDep) -
 async def proxy(
     request: Request, experiment_id: str, services: ServicesDep, principal: PrincipalDep
 ) -> Response:
-    """Pass a request on to the port of a task; send browsers to the host of the task first."""
+    """Forward a request to the port of a task; redirect browsers to the host of the task first."""
     number = int(experiment_id) if is_number(experiment_id) else 0
     endpoint = services.part(Endpoints).find(number)
     if endpoint is None or await _has_ended(services, endpoint):

@@ -38,7 +38,7 @@ class Model(Resource, frozen=True):
     owner: str | None
     """User who created it; null while the installation has a single user."""
     project: str | None
-    """Its project; null while the installation has a single one."""
+    """Its project; null if the installation has only one project."""
     created_at: Time | None
     """Time of creation."""
     versions: list[ModelVersion]

@@ -29,9 +29,9 @@ class Job(Resource, frozen=True):
     name: str
     """Name of the experiment."""
     owner: str | None
-    """Its user; null while the installation has a single one."""
+    """Its owner; null if the installation has only one user."""
     project: str | None
-    """Its project; null while the installation has a single one."""
+    """Its project; null if the installation has only one project."""
     state: ExperimentState
     """State of the experiment."""
     pool: str
@@ -96,16 +96,16 @@ class Quota(Resource, frozen=True):
     """Maximum number of slots that some jobs may hold together."""
 
     group: str
-    """`pool:NAME`, `label:NAME`, `user:NAME` or `project:NAME`; `user:*` is the quota of each user
-    without a quota of the user's own."""
+    """`pool:NAME`, `label:NAME`, `user:NAME` or `project:NAME`; `user:*` is the default for each
+    user without a quota."""
     max_slots: int
     """Maximum number of slots."""
     held_slots: int
     """Number of slots that these jobs hold now."""
     is_default: bool
-    """Whether it is the quota of a user that `user:*` sets."""
+    """Whether it is the default of `user:*` for a user without a quota."""
     request_limit: int | None
-    """Of `user:*`: the most slots that a user may request; null without a limit."""
+    """Of `user:*`: maximum number of slots that a user may request; null without a limit."""
 
 
 class QuotaAnswer(Resource, frozen=True):
@@ -127,7 +127,7 @@ class QuotaRequest(Resource, frozen=True):
     id: int
     """Id, from 1."""
     user: str
-    """User who may hold more slots if it is approved."""
+    """User who requests it."""
     max_slots: int
     """Requested quota."""
     reason: str

@@ -195,7 +195,7 @@ class QuotaPut(BaseModel):
 
     max_slots: Annotated[int, Field(ge=0, lt=2**31, strict=True)]
     request_limit: Annotated[int, Field(ge=0, lt=2**31, strict=True)] | None = None
-    """With ``user/*``: the most slots that a user may request."""
+    """With ``user/*``: maximum number of slots that a user may request."""
 
 
 @router.put("/quotas/{kind}/{name:path}")

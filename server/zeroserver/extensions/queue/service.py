@@ -195,7 +195,7 @@ class QueueService(Service):
             kind: Kind of the group.
             name: Its name; ``*`` is each user who has no other quota.
             max_slots: Maximum number of slots.
-            request_limit: The most that a user may request.
+            request_limit: Maximum number of slots that a user may request.
 
         Raises:
             ConfigError: If the name is invalid, or there is no such user or project.
@@ -204,8 +204,8 @@ class QueueService(Service):
             raise ConfigError("quota", [f"{kind}: {problem}"])
         group = _group(kind, name)
         if request_limit is not None and group != EVERY_USER:
-            problem = f"request_limit: must be set with {EVERY_USER}, which it is part of"
-            raise ConfigError("quota", [f"{problem}; got it with {group}"])
+            problem = f"request_limit: must be set with {EVERY_USER}"
+            raise ConfigError("quota", [f"{problem}, got {group}"])
         if request_limit is not None and request_limit < max_slots:
             problem = f"request_limit: must be at least max_slots = {max_slots}"
             raise ConfigError("quota", [f"{problem}, got {request_limit}"])

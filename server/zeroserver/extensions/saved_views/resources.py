@@ -15,7 +15,7 @@ class View(Resource, frozen=True):
     owner: str
     """User who saved it."""
     path: str
-    """Part of an address of the page after `#`: the list or comparison, with its filters, columns,
+    """Part of a page address after `#`: the list or comparison, with its filters, columns,
     order and chart settings."""
     shared: bool
     """Whether all users see it."""

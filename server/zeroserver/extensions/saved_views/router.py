@@ -119,7 +119,7 @@ class NewView(BaseModel):
 
     name: Annotated[Name, Field(min_length=1, max_length=100)]
     path: PagePath
-    """Part of an address of the page after `#`."""
+    """Part of a page address after `#`."""
     shared: Annotated[bool, Field(strict=True)] = False
     """Whether all users see it."""
 
@@ -141,7 +141,7 @@ class ViewPatch(BaseModel):
 
     name: Annotated[Name, Field(min_length=1, max_length=100)] | None = None
     path: PagePath | None = None
-    """Part of an address of the page after `#`."""
+    """Part of a page address after `#`."""
     shared: Annotated[bool, Field(strict=True)] | None = None
     """Whether all users see it."""
 

@@ -1,4 +1,4 @@
-"""Share links, and what one shows."""
+"""Share links and their content."""
 
 from zeroserver.api.resources import Experiment
 from zeroserver.api.rows import Resource, Time
@@ -12,13 +12,13 @@ class Share(Resource, frozen=True):
     id: int
     """Id, from 1."""
     name: str
-    """What it is for."""
+    """Purpose of the link."""
     owner: str
     """User who created it."""
     experiments: list[int]
     """Experiments that it shows."""
     path: str
-    """What it opens: the part of an address of the page after `#`."""
+    """Page that it opens: the part of its address after `#`."""
     created_at: Time
     """Time of creation."""
     expires_at: Time
@@ -46,16 +46,16 @@ class OpenedShare(Resource, frozen=True):
     """Response to the opening of a share link."""
 
     path: str
-    """What it opens."""
+    """Page that it opens, as `path` of the link."""
 
 
 class SharedExperiments(Resource, frozen=True):
-    """What a share link shows."""
+    """Content of a share link."""
 
     name: str
-    """What it is for."""
+    """Purpose of the link."""
     path: str
-    """What it opens."""
+    """Page that it opens, as `path` of the link."""
     expires_at: Time
     """End of its validity."""
     experiments: list[Experiment]

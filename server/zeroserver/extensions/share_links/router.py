@@ -66,10 +66,10 @@ async def list_shares(
     services: ServicesDep,
     principal: PrincipalDep,
     experiment: Annotated[
-        int | None, Query(ge=1, le=MAX_ID, description="Only those that show this experiment.")
+        int | None, Query(ge=1, le=MAX_ID, description="Only links that show this experiment.")
     ] = None,
 ) -> SharePage:
-    """List the share links of the user, for administrators those of all users, newest first."""
+    """List the share links of the user, newest first; administrators see those of all users."""
     query = select(shares).order_by(shares.c.id.desc())
     if not principal.is_admin:
         query = query.where(shares.c.owner_id == principal.user_id)
@@ -90,9 +90,9 @@ class ShareBody(BaseModel):
     ]
     """Experiments that it shows, of the same user unless an administrator creates it."""
     name: Annotated[Name, Field(max_length=100)] = ""
-    """What it is for."""
+    """Purpose of the link."""
     path: PagePath | None = None
-    """What it opens; default: the experiment, or the comparison of several."""
+    """Page that it opens; default: the experiment, or the comparison of several."""
     expires_s: Annotated[float, Field(ge=1, le=366 * _DAY_S)] = 7 * _DAY_S
     """Validity in seconds."""
 
@@ -124,7 +124,7 @@ async def revoke_share(services: ServicesDep, share_id: IdPath) -> Response:
 
 @router.get("/api/v1/shared")
 async def get_shared(services: ServicesDep, principal: PrincipalDep) -> SharedExperiments:
-    """Read what the share link of the request shows; 404 for users."""
+    """Read the content of the share link in the request; 404 without one."""
     share = services.orchestrator.shares.valid(principal.share_id)
     if share is None:
         raise NotFoundError("this request has no share link")

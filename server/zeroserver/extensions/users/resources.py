@@ -53,7 +53,7 @@ class ApiToken(Resource, frozen=True):
     id: int
     """Id, from 1."""
     name: str
-    """What it is for."""
+    """Purpose of the token."""
     created_at: Time
     """Time of creation."""
     expires_at: Time | None

@@ -242,7 +242,7 @@ class NewTokenBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: Annotated[Name, Field(max_length=100)] = ""
-    """What it is for."""
+    """Purpose of the token."""
     expires_s: Annotated[float, Field(ge=1, le=_MAX_EXPIRY_S)] | None = None
     """Validity in seconds; ``null`` for no end."""
 

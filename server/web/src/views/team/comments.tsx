@@ -56,7 +56,7 @@ function One({ comment, done }: { comment: Comment; done: () => void }) {
 
 interface TextProps {
   label: string;
-  /** What it says at first. */
+  /** Initial text. */
   usual: string;
   deed: string;
   act: (text: string) => Promise<unknown>;

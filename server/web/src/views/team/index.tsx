@@ -1,4 +1,4 @@
-/** What people share: links, saved views, comments and groups of experiments; loaded on demand. */
+/** Sharing in a team: links, saved views, comments and groups of experiments; loaded on demand. */
 
 export { Comments } from "./comments";
 export { Groups } from "./groups";

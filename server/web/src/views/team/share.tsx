@@ -87,7 +87,7 @@ function ShareDialog({ ids, close }: { ids: number[]; close: () => void }) {
       {(list.value ?? []).map((share) => (
         <p key={share.id}>
           Link {share.id} {share.name} by {share.owner}, {share.valid ? `until ${share.expires_at.slice(0, 10)}` : "expired"}{" "}
-          <Ask act={() => remove(`/shares/${share.id}`).then(list.reload)} final title={`revoke link ${share.id}?`} ask="Its readers are refused at once.">
+          <Ask act={() => remove(`/shares/${share.id}`).then(list.reload)} final title={`revoke link ${share.id}?`} ask="The link stops working at once.">
             revoke
           </Ask>
         </p>

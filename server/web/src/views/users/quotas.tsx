@@ -37,7 +37,7 @@ export function Quotas({ tick }: { tick: unknown }) {
         {quotas.map((quota) => (
           <tr key={quota.group}>
             <Cell kind="name">
-              {quota.group === "user:*" ? "each user without another quota" : quota.group} {quota.is_default && <small class="muted">default</small>}
+              {quota.group === "user:*" ? "each user without a quota" : quota.group} {quota.is_default && <small class="muted">default</small>}
             </Cell>
             <Cell name="slots in use" kind="figure">
               {number(quota.held_slots)}
