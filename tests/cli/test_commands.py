@@ -119,7 +119,7 @@ def test_metrics_and_export(installation: Installation, tmp_path: Path) -> None:
     assert "got 'x'" in refused.stderr
     file = tmp_path / "metrics.csv"
     installation.quick("experiment", "metrics", "1", "--output", file)
-    printed = installation.quick("experiment", "metrics", "1", "--format", "csv").stdout
+    printed = installation.quick("experiment", "metrics", "1", "--output", "-").stdout
     assert file.read_text().splitlines() == printed.splitlines()
     assert sum(",loss," in line for line in printed.splitlines()) == 6
 

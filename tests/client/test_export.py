@@ -1,15 +1,16 @@
 """Files of exported metrics, read with the libraries of others."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.client.helpers import make_spec
 from zerolab.client import Client
-from zerolab.errors import ConflictError, NotFoundError
+from zerolab.errors import ConfigError, ConflictError, NotFoundError, UnreachableError
 from zerolab.reports.reporter import METRICS_FILE, Reporter
-from zeroserver.extensions.metrics_export.files import write_parquet, write_tensorboard
+from zeroserver.extensions.metrics_export.files import write_file, write_parquet, write_tensorboard
 
 pytestmark = pytest.mark.processes
 
@@ -52,6 +53,23 @@ def test_export_formats(client: Client, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         write_parquet(client, 7, tmp_path / "missing.parquet")
     assert [file.name for file in tmp_path.glob("*.parquet*")] == ["metrics.parquet"]
+
+
+def test_failed_export_leaves_the_former_file(tmp_path: Path) -> None:
+    """A lost connection neither destroys an earlier export nor leaves half of a new one."""
+
+    def pieces() -> Iterator[bytes]:
+        yield b"half"
+        raise UnreachableError("the server does not respond")
+
+    path = tmp_path / "metrics.csv"
+    write_file([b"a", b"b"], path)
+    with pytest.raises(UnreachableError):
+        write_file(pieces(), path)
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.csv"]
+    assert path.read_bytes() == b"ab"
+    with pytest.raises(ConfigError, match="must be a file, got a directory"):
+        write_file([b"a"], tmp_path)
 
 
 def check_events(directory: Path, times: list[float]) -> None:

@@ -40,7 +40,7 @@ def metrics(
             "--output",
             "-o",
             metavar="PATH",
-            help="Write to this file instead of printing; directory for tensorboard.",
+            help="Write to this file instead of printing (also -); directory for tensorboard.",
         ),
     ] = None,
 ) -> None:
@@ -52,14 +52,19 @@ def metrics(
     import sys
 
     from zerolab.cli.connection import connect
+    from zeroserver.extensions.metrics_export.files import (
+        write_file,
+        write_parquet,
+        write_tensorboard,
+    )
 
+    if output == Path("-"):
+        output = None
     if output is None and form in {Form.PARQUET, Form.TENSORBOARD}:
         problem = f"--output: must be given with --format {form}"
         raise ConfigError("zerolab experiment metrics", [problem])
     with connect() as client:
         if output is not None and form in {Form.PARQUET, Form.TENSORBOARD}:
-            from zeroserver.extensions.metrics_export.files import write_parquet, write_tensorboard
-
             write = write_parquet if form == Form.PARQUET else write_tensorboard
             count = write(client, experiment_id, output)
             print_message(f"wrote {count:,} points to {output}")
@@ -69,7 +74,5 @@ def metrics(
             for piece in pieces:
                 sys.stdout.buffer.write(piece)
             return
-        with output.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
+        write_file(pieces, output)
     print_message(f"wrote {output}")

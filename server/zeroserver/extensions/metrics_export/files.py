@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,35 @@ from zerolab.client.http import Client
 from zerolab.client.libraries import library
 from zerolab.client.objects.metrics_table import MetricSeries, MetricsTable
 from zerolab.contract.flatten import flatten_hparams
-from zerolab.errors import ConflictError, NotFoundError
+from zerolab.errors import ConfigError, ConflictError, NotFoundError
 
-__all__ = ["write_parquet", "write_tensorboard"]
+__all__ = ["write_file", "write_parquet", "write_tensorboard"]
 
 _ROW_GROUP = 1_000_000
 """Number of points that are in memory, and in a row group of the file."""
+
+
+def write_file(pieces: Iterable[bytes], path: Path) -> None:
+    """Write the pieces of an export to a file. A partial file is never left behind."""
+    with _complete_or_absent(path) as partial, partial.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
+
+
+@contextmanager
+def _complete_or_absent(path: Path) -> Iterator[Path]:
+    """Yield the path of a partial file, which becomes ``path`` unless there is an error."""
+    if path.is_dir():
+        raise ConfigError("--output", [f"{path}: must be a file, got a directory"])
+    if path.exists() and not path.is_file():  # a pipe or device
+        yield path
+        return
+    partial = path.with_name(f"{path.name}.part")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_parquet(client: Client, experiment_id: int, path: Path) -> int:
@@ -27,18 +51,16 @@ def write_parquet(client: Client, experiment_id: int, path: Path) -> int:
         ConfigError: If pyarrow is not installed, or the server cannot read some of the points.
     """
     parquet = library("pyarrow.parquet", "parquet")
-    partial = path.with_name(f"{path.name}.part")
+    schema = MetricsTable([]).to_arrow().schema
     total = 0
-    try:
-        schema = MetricsTable([]).to_arrow().schema
-        with parquet.ParquetWriter(partial, schema, compression="zstd") as writer:
-            for batch in _batches(client.metric_series(experiment_id)):
-                table = MetricsTable(batch)
-                total += len(table)
-                writer.write_table(table.to_arrow())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with (
+        _complete_or_absent(path) as partial,
+        parquet.ParquetWriter(partial, schema, compression="zstd") as writer,
+    ):
+        for batch in _batches(client.metric_series(experiment_id)):
+            table = MetricsTable(batch)
+            total += len(table)
+            writer.write_table(table.to_arrow())
     return total
 
 
