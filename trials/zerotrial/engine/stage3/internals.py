@@ -370,29 +370,35 @@ class UnitParameters:
             parameter.free_unsharded_param = _do_nothing
         self._gather_by(_do_nothing, on_use, on_gather)
 
-    def copy_to_gather(self) -> None:
-        """Gather by one copy of all shards to the type of forward, permanently, on a single rank.
+    def gather_alone(self) -> None:
+        """Gather permanently without collectives, on a single rank.
 
+        Shards of the type and device of forward are used in place. The others are copied at once:
         ``fully_shard`` casts and copies the parameters one by one, which on a GPU takes the host
         longer than small blocks compute.
         """
-        members = self._owner.fsdp_params
-        for member in members:
+        copied = []
+        for member in self._owner.fsdp_params:
+            if _use_in_place(member):
+                continue
+            copied.append(member)
             numel, dtype = member._sharded_param_data.numel(), member.param_dtype
             dtype = dtype or member.orig_dtype
             member.init_all_gather_outputs([numel], [dtype], 1, member.device)
             member.free_unsharded_param()
 
         def copy() -> None:
-            for member in members:
+            for member in copied:
                 member.alloc_all_gather_outputs()
-            outputs = [member.all_gather_outputs[0] for member in members]
+            outputs = [member.all_gather_outputs[0] for member in copied]
             # Autograd has saved the same memory in forward, with the same values.
             autograd: Any = torch.autograd
             with autograd._unsafe_preserve_version_counter(tuple(outputs)):
-                torch._foreach_copy_(outputs, [member._sharded_param_data for member in members])
+                torch._foreach_copy_(outputs, [member._sharded_param_data for member in copied])
 
-        self._gather_by(copy, _do_nothing, _do_nothing)
+        self._gather_by(copy if copied else _do_nothing, _do_nothing, _do_nothing)
+        if not copied:  # freeing after forward would save no memory
+            self._owner.post_forward_mesh_info = None
 
     def _gather_by(
         self, fill: Callable[[], None], on_use: Callable[[], None], on_gather: Callable[[], None]
@@ -509,6 +515,21 @@ def _pop_gradient(member: Any) -> Tensor | None:
     gradient = get_raw_gradient(gathered)
     set_raw_gradient(gathered, None)
     return cast("Tensor | None", gradient)
+
+
+def _use_in_place(member: Any) -> bool:
+    """Make a single rank's shard the gathered parameter, if forward can read it as it is."""
+    shard, sharded = member._sharded_param_data, member.sharded_param
+    is_cast = member.param_dtype not in (None, shard.dtype)
+    is_split_twice = sharded.device_mesh.ndim > 1  # tensor parallelism
+    if is_cast or is_split_twice or shard.device != member.device:
+        return False
+    size = sharded.shape
+    # A detached view would share the version counter, and the step would invalidate saved tensors.
+    full = shard.data[: size.numel()].view(size)
+    member._unsharded_param = nn.Parameter(full, requires_grad=sharded.requires_grad)
+    member.free_unsharded_param = _do_nothing
+    return True
 
 
 def _do_nothing() -> None:

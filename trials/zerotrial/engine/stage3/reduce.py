@@ -379,7 +379,7 @@ def install_collectives(
     for unit, parameters in owners:
         shared = None
         if comm.size == 1:
-            parameters.copy_to_gather()
+            parameters.gather_alone()
         elif not apart and publish is not None:
             shared = publish(parameters, reductions.advance)
         if shared is not None:
