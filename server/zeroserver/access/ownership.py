@@ -53,10 +53,17 @@ class Ownership:
         self._read = read
 
     def hidden_from(self, principal: Principal) -> frozenset[int]:
-        """Return the ids of the restricted projects that a caller must not see."""
-        if principal.role is None or principal.is_admin:
+        """Return the ids of the restricted projects that a caller must not see.
+
+        A share link hides what its creator must not see any more.
+        """
+        user_id, is_admin = principal.user_id, principal.is_admin
+        if principal.kind == "share":
+            sharer = self._users.user(principal.sharer_id)
+            user_id, is_admin = principal.sharer_id, sharer is not None and sharer.role == "admin"
+        if user_id == 0 or is_admin:
             return EVERYTHING
-        return self._projects.hidden_from(principal.user_id)
+        return self._projects.hidden_from(user_id)
 
     async def require_visible(self, kind: Resource, *keys: str) -> None:
         """Check that resources are in no project that is hidden from the current request.
@@ -123,7 +130,7 @@ class Ownership:
             raise ForbiddenError(msg)
 
     async def require_shown(self, principal: Principal, kind: Resource, key: str) -> None:
-        """Check that a share link shows a resource; missing ones are refused alike.
+        """Check that a share link shows a resource; missing and hidden ones are refused alike.
 
         Args:
             principal: Caller with a share link.
@@ -136,6 +143,9 @@ class Ownership:
         number = int(key) if is_number(key) else 0
         if kind == "trial":
             query = select(trials.c.experiment_id).where(trials.c.id == number)
+            number = await self._read(lambda connection: connection.scalar(query)) or 0
+        elif HIDDEN.get():
+            query = select(experiments.c.id).where(experiments.c.id == number)
             number = await self._read(lambda connection: connection.scalar(query)) or 0
         if number not in principal.experiment_ids:
             raise ForbiddenError(f"this share link does not show {kind} {key[:20]}")

@@ -32,6 +32,7 @@ class Principal(msgspec.Struct, frozen=True):
         token_id: API token of the user or of the browser's link; 0 for the token of the
             installation.
         share_id: Share link; 0 for other kinds.
+        sharer_id: User who created the share link; 0 for other kinds.
         experiment_ids: Experiments that the share link shows; empty for other kinds.
     """
 
@@ -45,6 +46,7 @@ class Principal(msgspec.Struct, frozen=True):
     role: Role | None = None
     token_id: int = 0
     share_id: int = 0
+    sharer_id: int = 0
     experiment_ids: frozenset[int] = frozenset()
 
     @property

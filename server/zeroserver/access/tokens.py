@@ -212,7 +212,12 @@ class TokenStore:
         share = self._shares.find(token)
         if share is None:
             return NOBODY
-        return Principal("share", share_id=share.row.id, experiment_ids=share.experiment_ids)
+        return Principal(
+            "share",
+            share_id=share.row.id,
+            sharer_id=share.row.owner_id,
+            experiment_ids=share.experiment_ids,
+        )
 
     def is_revoked(self, principal: Principal) -> bool:
         """Check whether the token or link of a caller was revoked or has expired since."""

@@ -262,3 +262,37 @@ def test_comments_are_changed_by_their_author(server: Server) -> None:
     server.post("/experiments/1/kill")
     assert server.http.delete(f"{PREFIX}/experiments/1").status_code == 204
     assert server.sql("SELECT count(*) FROM comments") == [(0,)]
+
+
+def test_link_ends_with_the_access_of_its_creator(server: Server) -> None:
+    """A link to a restricted project shows nothing once its creator is no member."""
+    ann = add_user(server, "ann", "member")
+    server.post("/projects", {"name": "vision"})
+    as_user(server, ann, "POST", "/projects", json={"name": "own"})
+    server.submit()
+    fork = as_user(server, ann, "POST", "/experiments/1/fork")["experiment"]["id"]
+    kept = as_user(server, ann, "POST", "/experiments/1/fork")["experiment"]["id"]
+    server.request("PATCH", f"/experiments/{fork}", json={"project": "vision"})
+    body = {"experiments": [fork, kept]}
+    link = as_user(server, ann, "POST", "/shares", json=body)["url"].removeprefix("/#/shared/")
+    of_admin = new_link(server, fork)
+    server.request("PUT", "/projects/vision/members/ann")
+    server.request("PATCH", "/projects/vision", json={"restricted": True})
+    trial = server.trials(fork)[0]["id"]
+
+    def shown(token: str) -> tuple[int, ...]:
+        return tuple(
+            ask(server, token, "GET", path).status_code
+            for path in (f"/experiments/{fork}", f"/trials/{trial}", f"/experiments/{fork}/trials")
+        )
+
+    assert shown(link) == shown(of_admin) == (200, 200, 200)
+    server.request("DELETE", "/projects/vision/members/ann")
+    assert shown(link) == (403, 403, 403)
+    assert shown(of_admin) == (200, 200, 200)
+    hidden, missing = (ask(server, link, "GET", f"/experiments/{n}").text for n in (fork, 77))
+    assert hidden == missing.replace("77", str(fork))
+    assert [item["id"] for item in as_user(server, link, "GET", "/shared")["experiments"]] == [kept]
+    assert ask(server, link, "GET", f"/experiments/{kept}").status_code == 200
+    server.request("PUT", "/projects/vision/members/ann")
+    assert shown(link) == (200, 200, 200)
