@@ -30,6 +30,8 @@ __all__ = [
     "SearchCache",
 ]
 
+_PARSING_COST = 4
+"""Cost of a change whose configuration must be parsed first, relative to other changes."""
 _LATE = 1.5
 """Delay of a tick, in periods, above which the server is assumed to have been suspended."""
 
@@ -40,6 +42,27 @@ class ConfigCache(msgspec.Struct):
     configs: dict[int, "ExperimentConfig"] = msgspec.field(default_factory=dict)
     secrets: dict[int, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """Experiment to the secret values of its configuration."""
+
+    def affordable(self, experiment_ids: Iterable[int], most: int) -> int:
+        """Return how many changes one transaction should make.
+
+        After a start of the server no configuration is cached, and parsing one costs as much as
+        several changes.
+
+        Args:
+            experiment_ids: Experiment of each change, in order.
+            most: Number of changes if all configurations are cached.
+        """
+        cost = number = 0
+        parsed: set[int] = set()
+        for experiment_id in experiment_ids:
+            known = experiment_id in self.configs or experiment_id in parsed
+            cost += 1 if known else _PARSING_COST
+            if cost > most and number:
+                break
+            parsed.add(experiment_id)
+            number += 1
+        return number
 
     def forget(self, experiment_id: int) -> None:
         """Drop an experiment's cached configuration; the next use reads it again."""

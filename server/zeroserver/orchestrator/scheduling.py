@@ -66,9 +66,11 @@ class SchedulingService(Service):
             cluster = self.scheduler_input.read_cluster(allocations.values())
             decision = scheduler.schedule(cluster, waiting, list(allocations.values()))
             may_start_more = self._start(decision, waiting)
-            for run_id in decision.preempt[:_PREEMPTED_AT_ONCE]:
+            homes = (allocations[run_id].job.job_id for run_id in decision.preempt)
+            most = self.work.orchestrator.configs.affordable(homes, _PREEMPTED_AT_ONCE)
+            for run_id in decision.preempt[:most]:
                 self.runs.direct(run_id, "preempt")
-            if len(decision.preempt) > _PREEMPTED_AT_ONCE:
+            if len(decision.preempt) > most:
                 self.cache.unfinished = True
             if may_start_more and cluster.quotas:
                 # A job that had a part of a quota reserved may now wait for another quota, which
@@ -144,8 +146,10 @@ class SchedulingService(Service):
         Returns:
             Whether another round in this transaction may start more trials.
         """
-        if len(decision.start) > _STARTS_AT_ONCE:
-            del decision.start[_STARTS_AT_ONCE:]
+        homes = (start.request.job.job_id for start in decision.start)
+        most = self.work.orchestrator.configs.affordable(homes, _STARTS_AT_ONCE)
+        if len(decision.start) > most:
+            del decision.start[most:]
             self.cache.unfinished = True
         self.cache.point_budget = FORGOTTEN
         complete = len(decision.start) > 0 and not self.cache.unfinished

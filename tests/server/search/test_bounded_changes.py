@@ -371,6 +371,34 @@ def test_start_of_many_runs_in_parts(server: Server, monkeypatch: pytest.MonkeyP
     assert len(server.work()) == 6
 
 
+def test_configs_are_parsed_in_parts_after_a_start(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = server.services.orchestrator.configs.configs
+    for limits in (scheduling, "_STARTS_AT_ONCE"), (agent_service, "_PREEMPTED_AT_ONCE"):
+        monkeypatch.setattr(*limits, 8)
+    for _ in range(5):
+        server.submit()
+    until("the first tick is over", lambda: server.services.ticks)
+    configs.clear()
+    server.tick()
+    assert not configs  # waiting experiments need none
+    server.add_agent(slots=5)
+    assert len(server.work()) == len(configs) == 2
+    tick_until_done(server)
+    assert len(server.work()) == len(configs) == 5
+    configs.clear()
+    server.write(lambda work: work.agents.close(1, None, drain=False))
+    assert len(configs) == 2
+    assert count_of_preempted(server) == 2
+    assert jobs_of(server, lambda: server.post("/agents/1/disable", {"drain": False})) >= 2
+    assert count_of_preempted(server) == 5
+
+
+def count_of_preempted(server: Server) -> int:
+    return len(server.sql("SELECT id FROM runs WHERE directive = 'preempt'"))
+
+
 def test_points_of_long_trial_are_deleted_in_parts(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,6 @@ from starlette.concurrency import run_in_threadpool
 
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN, EXIT_USER_ERROR
 from zeroserver.orchestrator.search.search_service import DISABLED
-from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services
 from zeroserver.settings import Limits
 from zeroserver.states import ExperimentState
@@ -52,6 +51,18 @@ _INHERITED = frozenset(
 """Environment variables that a searcher inherits, in addition to those of locale and Python."""
 _INHERITED_PREFIXES = ("LC_", "PYTHON")
 _CONFIG_KEYS = ("searcher", "hyperparameters", "reproducibility")
+
+
+class _Searcher(msgspec.Struct):
+    """Part of the key ``searcher`` of a configuration."""
+
+    entrypoint: str | None = None
+
+
+class _Config(msgspec.Struct):
+    """Part of a configuration."""
+
+    searcher: _Searcher
 
 
 class _Process(msgspec.Struct):
@@ -84,7 +95,7 @@ class SearchProcesses:
         """Start missing searcher processes and handle exited ones."""
         if not self.services.url:
             return  # the server is not reachable yet
-        active = await self.services.write(_wanted)
+        active = await self.services.read(_wanted)
         for experiment_id in list(self._running):
             await self._check_process(experiment_id, is_active=experiment_id in active)
         for experiment_id, (entrypoint, archive) in active.items():
@@ -217,15 +228,22 @@ def _config_of(connection: Connection, experiment_id: int) -> dict[str, Any]:
     return {key: config[key] for key in _CONFIG_KEYS}
 
 
-def _wanted(work: UnitOfWork) -> dict[int, tuple[str, str]]:
-    """Return the class and archive of each searcher that should run."""
-    open_states = [ExperimentState.ACTIVE, ExperimentState.PAUSED]
-    query = select(experiments.c.id, experiments.c.archive).where(
-        experiments.c.state.in_(open_states), experiments.c.searcher_done == 0
+def _wanted(connection: Connection) -> dict[int, tuple[str, str]]:
+    """Return the class and archive of each searcher that should run.
+
+    Parsing the configurations of all open experiments after a start would hold the writer for
+    seconds, so it reads only those of custom searches, and of these only the entrypoint.
+    """
+    columns = experiments.c
+    query = select(columns.id, columns.archive, columns.config).where(
+        columns.state.in_([ExperimentState.ACTIVE, ExperimentState.PAUSED]),
+        columns.searcher_done == 0,
+        columns.searcher_name == "custom",
+        columns.archive.is_not(None),
     )
     searchers = {}
-    for experiment_id, archive in work.connection.execute(query).all():
-        entrypoint = work.config(experiment_id).searcher.external_entrypoint
-        if entrypoint and archive:
+    for experiment_id, archive, config in connection.execute(query):
+        entrypoint = msgspec.json.decode(config, type=_Config).searcher.entrypoint
+        if entrypoint:
             searchers[experiment_id] = (entrypoint, archive)
     return searchers

@@ -157,14 +157,16 @@ class AgentService(Service):
         is_done = True
         if not drain:
             leaving = [
-                run.id
+                run
                 for run in self._open_runs(agent_id)
                 if run.directive == "train"
                 and (slots is None or not set(slots).isdisjoint(msgspec.json.decode(run.slot_ids)))
             ]
-            for run_id in leaving[:_PREEMPTED_AT_ONCE]:
-                self.runs.direct(run_id, "preempt")
-            is_done = len(leaving) <= _PREEMPTED_AT_ONCE
+            homes = (run.experiment_id for run in leaving)
+            most = self.work.orchestrator.configs.affordable(homes, _PREEMPTED_AT_ONCE)
+            for run in leaving[:most]:
+                self.runs.direct(run.id, "preempt")
+            is_done = len(leaving) <= most
         self.work.changes.append(agents_changed())
         return is_done
 
