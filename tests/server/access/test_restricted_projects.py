@@ -174,6 +174,20 @@ def test_mlflow_hides_a_restricted_project(secret: tuple[Server, dict[str, str],
         response: httpx.Response = server.http.post(api + path, json=body, headers=headers)
         return response
 
+    home = call("ann", "/experiments/create", name=MARK, tags=[{"key": "a", "value": MARK}]).json()
+    for user, shown in (("bob", False), ("vic", True), ("eve", True)):
+        headers = {"Authorization": f"Bearer {tokens[user]}"}
+        texts = [call(user, "/experiments/search", max_results=10).text]
+        for path, query in (
+            ("get", home), ("get-by-name", {"experiment_name": MARK}),
+        ):  # fmt: skip
+            url = f"{api}/experiments/{path}"
+            texts.append(server.http.get(url, params=query, headers=headers).text)
+        query = {"experiment": home["experiment_id"]}
+        texts.append(server.http.get("/mlflow/links", params=query, headers=headers).text)
+        texts = [text.replace(f"'{MARK}'", "").replace(f"={MARK} ", "") for text in texts]
+        assert [MARK in text for text in texts] == [shown] * 4, texts
+    assert call("bob", "/runs/create", **home).status_code == 404
     created = call("ann", "/runs/create", experiment_id="0", run_name=MARK).json()["run"]
     run_id = created["info"]["run_id"]
     number = next(

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, select
 
 from zerolab.errors import NotFoundError
 from zeroserver.access.routes import ACCESS, PUBLIC, VIEWER
-from zeroserver.extensions.mlflow_api.mapping import find_run
+from zeroserver.extensions.mlflow_api.mapping import find_run, is_hidden
 from zeroserver.extensions.mlflow_api.requests import PREFIX
 from zeroserver.extensions.mlflow_api.tables import mlflow_experiments
 from zeroserver.services import ServicesDep
@@ -68,7 +68,7 @@ async def find_page(
         number = int(experiment) if experiment.isascii() and experiment.isdecimal() else -1
         columns = mlflow_experiments.c
         name: Any = connection.scalar(select(columns.name).where(columns.id == number))
-        if name is None:
+        if name is None or is_hidden(services.orchestrator, number, str(name)):
             raise NotFoundError(f"Experiment with id={experiment} does not exist")
         return f"/#/experiments?find={quote(str(name))}"
 

@@ -17,7 +17,7 @@ from sqlalchemy import select, update
 
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS
 from zerolab.contract.messages import MetricsRecord, Record, ReportBatch
-from zerolab.contract.names import printable, text_problem
+from zerolab.contract.names import printable, project_name, text_problem
 from zerolab.contract.secrets import mask_secrets
 from zerolab.errors import ConfigError, ConflictError, NotFoundError, StaleRunError
 from zeroserver.extensions.external_runs.service import ExternalRunService
@@ -27,17 +27,20 @@ from zeroserver.orchestrator.ingest.report_service import ReportService
 from zeroserver.orchestrator.ingest.values import PointReader, check_times
 from zeroserver.orchestrator.search.operation_service import OperationService
 from zeroserver.orchestrator.service import Service, Uses
+from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import RunState, TrialState
 from zeroserver.store.database import raw_rows
 from zeroserver.store.points import SHIFTS, store_points
 from zeroserver.store.rows import ExperimentRow, RunRow, TrialRow
 from zeroserver.store.schema import experiments, trials
+from zeroserver.visibility import HIDDEN
 
 __all__ = [
     "Metric",
     "MlflowRun",
     "MlflowService",
     "find_run",
+    "is_hidden",
     "last_points",
     "metric_group",
     "new_uuid",
@@ -163,6 +166,18 @@ def last_points(connection: Any, trial_id: int) -> list[Metric]:
         Metric(name, float("nan") if value is None else value, time, step)
         for _, name, step, value, time in rows
     ]
+
+
+def is_hidden(orchestrator: Orchestrator, number: int, name: str) -> bool:
+    """Check whether the project of an MLflow experiment is hidden from the caller of the request.
+
+    Args:
+        orchestrator: State of the server, with the projects.
+        number: Id of the MLflow experiment; 0 is in the project ``default``.
+        name: Name of the MLflow experiment.
+    """
+    hidden = map(orchestrator.projects.name_of, HIDDEN.get())
+    return number != 0 and project_name(name) in hidden
 
 
 class MlflowService(Service):

@@ -21,6 +21,7 @@ from zeroserver.extensions.mlflow_api.mapping import (
     MlflowRun,
     MlflowService,
     find_run,
+    is_hidden,
     last_points,
     metric_group,
     new_uuid,
@@ -103,7 +104,7 @@ async def _find_experiment(call: Call) -> Any:
         return connection.execute(query).one_or_none()
 
     row = await call.services.read(read)
-    if row is None:
+    if row is None or is_hidden(call.services.orchestrator, row.id, row.name):
         raise missing("Experiment", key)
     return row
 
@@ -131,7 +132,7 @@ async def get_experiment_by_name(call: Call) -> Answer:
     name = call.required("experiment_name")
     query = select(mlflow_experiments).where(mlflow_experiments.c.name == name)
     row = await call.services.read(lambda connection: connection.execute(query).one_or_none())
-    if row is None:
+    if row is None or is_hidden(call.services.orchestrator, row.id, row.name):
         raise missing("Experiment", name)
     return {"experiment": _experiment_answer(row)}
 
@@ -150,6 +151,8 @@ async def search_experiments(call: Call) -> Answer:
         rows = connection.execute(query.order_by(columns.updated_at.desc(), columns.id.desc()))
         items = []
         for row in rows:
+            if is_hidden(call.services.orchestrator, row.id, row.name):
+                continue
             answer = _experiment_answer(row)
             values = {("attribute", name): answer[name] for name in _EXPERIMENT_ATTRIBUTES}
             values |= {("tag", item["key"]): item["value"] for item in answer["tags"]}
