@@ -35,7 +35,7 @@ pytestmark = pytest.mark.processes
             marks=pytest.mark.soak,
         ),
         ["controller", "--rounds", "1", "--batches", "2"],
-        OBJECTIVES,
+        pytest.param(OBJECTIVES, marks=pytest.mark.soak),
         SEARCHERS,
         ["search", "cost", "--methods", "asha promoting", "tpe_asha"],
         ENGINE,

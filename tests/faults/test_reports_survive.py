@@ -75,7 +75,7 @@ class ReportingRun:
         )
 
 
-@pytest.mark.parametrize("lives", [6, pytest.param(25, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("lives", [4, pytest.param(25, marks=pytest.mark.soak)])
 def test_kills_of_reporters_keep_each_report_once(
     fork_server: ForkServer, server: KillableServer, tmp_path: Path, lives: int
 ) -> None:
@@ -104,7 +104,7 @@ def test_kills_of_reporters_keep_each_report_once(
     assert "Traceback" not in fork_server.log.read_text()
 
 
-@pytest.mark.parametrize("kills", [14, pytest.param(50, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.soak)])
 def test_kills_of_server_keep_each_report_once(
     fork_server: ForkServer, server: KillableServer, tmp_path: Path, kills: int
 ) -> None:

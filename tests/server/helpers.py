@@ -16,6 +16,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import text
+from sqlalchemy.util import LRUCache
 
 from tests.waiting import DEADLINE_S, until
 from zerolab.client.archive import pack
@@ -260,6 +261,24 @@ class Server:
             return [tuple(row) for row in connection.execute(text(statement))]
 
 
+class _Statements(LRUCache[Any, Any]):
+    """Compiled SQL statements of all servers, since each would compile the same ones again."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return super().get(self._shared(key), default)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(self._shared(key), value)
+
+    @staticmethod
+    def _shared(key: Any) -> tuple[Any, ...]:
+        dialect, *others = key
+        return (dialect.name, *others)
+
+
+_statements = _Statements(5000)
+
+
 @contextmanager
 def serve(
     directory: Path,
@@ -275,10 +294,14 @@ def serve(
         database_url=database_url,
         timings=timings or PLAYED,
         limits=limits or Limits(),
+        synchronous="normal",  # no power failure here: a commit waits for no disk
     )
     app = create_app(settings)
     services: Services = app.state.services
     services.url = "http://127.0.0.1"
+    database = services.database
+    for engine in (database._readers, database._writers):
+        engine.update_execution_options(compiled_cache=_statements)
     clock = clock or Clock()
     services.orchestrator.clock, services.orchestrator.steady = clock, clock.steady
     token = services.keys.token

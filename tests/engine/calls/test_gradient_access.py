@@ -141,7 +141,7 @@ def every_edit() -> dict[Any, Any]:
     return results
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak), 4])
 def test_edited_gradients_count_as_in_plain_torch(ranks: int) -> None:
     rank_results = run_on_ranks(every_edit, ranks) if ranks > 1 else [every_edit()]
     for (stage, edit, accumulation), (gradients, weights) in (

@@ -114,7 +114,7 @@ def every_case(directory: str) -> None:
             save_and_load(stage, precision, directory)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak), 4])
 def test_frozen_weights_keep_their_precision(ranks: int, tmp_path: Path) -> None:
     if ranks == 1:
         every_case(str(tmp_path))

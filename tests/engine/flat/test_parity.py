@@ -95,7 +95,7 @@ def train_every_case(ranks: int) -> dict[Key, Any]:
     return {case: train(*case[:3], BUCKETS[case[3]]) for case in every_case(ranks)}
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak), 4])
 def test_stages_and_precisions_match_one_process(ranks: int) -> None:
     if ranks > 1:
         every_rank = run_on_ranks(train_every_case, ranks, ranks)

@@ -167,7 +167,7 @@ def train_cases(directory: str) -> dict[str, Any]:
     return actual
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak), 4])
 def test_scalars_train_like_plain_torch(ranks: int, tmp_path: Path) -> None:
     every_rank = (
         run_on_ranks(train_cases, ranks, str(tmp_path))

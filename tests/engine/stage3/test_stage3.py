@@ -534,7 +534,7 @@ def test_one_process_trains_like_a_plain_loop() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.soak), 4])
 def test_ranks_train_like_one_process(ranks: int) -> None:
     for problems in run_on_ranks(every_case, ranks):
         assert problems == {}

@@ -274,7 +274,7 @@ RESUMED: dict[str, tuple[int, dict[str, Any]]] = {
 there are twice as many replicas, and the last of them is 2 x 2 x 2."""
 
 
-@pytest.mark.parametrize("ranks", [RANKS, pytest.param(2 * RANKS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [RANKS, pytest.param(2 * RANKS, marks=pytest.mark.soak)])
 def test_killed_and_resumed_is_uninterrupted(tmp_path: Path, ranks: int) -> None:
     undisturbed = run_on_ranks(trained_with_a_loader, ranks, tmp_path / "none", 4, 0, 7)
     with pytest.raises(RankError, match=r"rank 1: no answer \(exit code -9\)"):
