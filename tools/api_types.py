@@ -1,36 +1,22 @@
 """Generate files from the code: the page's TypeScript types and the tables of the docs.
 
-``python -m tools.api_types`` in the repository's root, after a change of
-:mod:`zeroserver.api.resources` or :mod:`zeroserver.states`; a test fails until it was done.
+Run ``python -m tools.api_types`` in the root of the repository after you change a subclass of
+:class:`~zeroserver.api.rows.Resource` or :mod:`zeroserver.states`; until then a test fails. The
+tables of ``rest.md`` are those with a marker there: ``<!-- resource Trial -->``.
 """
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tools.key_tables import field_texts, table, with_tables
-from zeroserver.api import resources
 from zeroserver.api.rows import REFERENCE, Resource
-from zeroserver.extensions import experiment_groups, submitted_files
-from zeroserver.extensions.analysis import resources as analysis
-from zeroserver.extensions.checkpoint_removal import resources as removal
-from zeroserver.extensions.comments import resources as comments
-from zeroserver.extensions.config_defaults import resources as config_defaults
-from zeroserver.extensions.custom_search import router as custom_search
-from zeroserver.extensions.media import resources as media
-from zeroserver.extensions.model_registry import resources as models
-from zeroserver.extensions.notifications import resources as notifications
-from zeroserver.extensions.projects import resources as projects
-from zeroserver.extensions.queue import resources as queue
-from zeroserver.extensions.saved_views import resources as saved_views
-from zeroserver.extensions.search_preview import router as search_preview
-from zeroserver.extensions.search_view import resources as search_view
-from zeroserver.extensions.share_links import resources as share_links
-from zeroserver.extensions.users import resources as users
+from zeroserver.app import ROUTERS
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
     EXPERIMENT_MOVES,
@@ -42,64 +28,9 @@ from zeroserver.states import (
 
 __all__ = ["generated", "typescript"]
 
-RESOURCES = tuple(
-    value
-    for module in (
-        resources, models, queue, analysis, custom_search, search_preview, search_view, removal,
-        submitted_files, users, media, notifications, projects, config_defaults,
-        saved_views, share_links, comments, experiment_groups,
-    )
-    for value in map(vars(module).get, module.__all__)
-    if isinstance(value, type) and issubclass(value, Resource)
-)  # fmt: skip
 TYPES = Path("server/web/src/resources.ts")
 DOCUMENT = Path("docs/reference/rest.md")
 LIFE = Path("docs/concepts/life_cycle.md")
-
-TOLD = (
-    resources.Experiment,
-    resources.Trial,
-    resources.Run,
-    resources.Checkpoint,
-    resources.BestCheckpoint,
-    removal.Removal,
-    removal.RemovedCheckpoint,
-    models.Model,
-    models.ModelVersion,
-    projects.Project,
-    config_defaults.Defaults,
-    media.Media,
-    media.MediaName,
-    notifications.Channel,
-    notifications.Notification,
-    submitted_files.EngineAnswer,
-    submitted_files.EngineEntry,
-    resources.Log,
-    resources.Curve,
-    analysis.Importance,
-    analysis.HparamShare,
-    search_view.SearcherState,
-    search_view.Bracket,
-    search_view.Rung,
-    search_view.RungEntry,
-    search_preview.SearchPreview,
-    custom_search.SearchEvents,
-    custom_search.SearchEvent,
-    resources.Agent,
-    queue.Job,
-    resources.Pool,
-    queue.Quota,
-    queue.QuotaRequest,
-    users.User,
-    users.ApiToken,
-    share_links.Share,
-    saved_views.View,
-    comments.Comment,
-    experiment_groups.ExperimentGroup,
-    experiment_groups.BestOfGroup,
-    users.AuditEntry,
-)
-"""Resources with a table of their own in the document."""
 
 _HEAD = """\
 /** The resources of the REST API. Made from the server's structs, not by hand:
@@ -108,15 +39,30 @@ _HEAD = """\
 """
 
 
+@cache
+def resources() -> tuple[type[Resource], ...]:
+    """Return the resources that the server's core and extensions declare."""
+    for name in ROUTERS:
+        ROUTERS[name]  # imports its module
+    return tuple(_subclasses(Resource))
+
+
+def _subclasses(kind: type[Resource]) -> Iterator[type[Resource]]:
+    for subclass in kind.__subclasses__():
+        if subclass.__module__.startswith("zeroserver."):
+            yield subclass
+        yield from _subclasses(subclass)
+
+
 def schemas() -> dict[str, Any]:
     """Return the JSON schema of every resource by name."""
-    return msgspec.json.schema_components(RESOURCES, ref_template=REFERENCE)[1]
+    return msgspec.json.schema_components(resources(), ref_template=REFERENCE)[1]
 
 
 def typescript() -> str:
     """The TypeScript types of all resources."""
     aliases: dict[str, str] = {}
-    texts = {kind.__name__: field_texts(kind, Resource) for kind in RESOURCES}
+    texts = {kind.__name__: field_texts(kind, Resource) for kind in resources()}
     blocks = [
         _declaration(name, schema, texts.get(name, {}), aliases)
         for name, schema in sorted(schemas().items())
@@ -218,7 +164,7 @@ def generated(root: Path) -> dict[Path, str]:
     def of(kind: type[Resource]) -> Callable[[], str]:
         return lambda: _rows(kind, names)
 
-    tables = {f"resource {kind.__name__}": of(kind) for kind in TOLD}
+    tables = {f"resource {kind.__name__}": of(kind) for kind in resources()}
     page, life = root / DOCUMENT, root / LIFE
     rules = {"actions": _actions, "moves": _moves}
     return {

@@ -400,6 +400,17 @@ export interface ExperimentPage {
 /** State of an experiment. */
 export type ExperimentState = "ACTIVE" | "CANCELED" | "COMPLETED" | "ERROR" | "PAUSED" | "STOPPING_CANCELED" | "STOPPING_COMPLETED" | "STOPPING_ERROR" | "STOPPING_KILLED";
 
+/** Run that accepts reports. */
+export interface ExternalRun {
+  experiment_id: number;
+  trial_id: number;
+  run_id: number;
+  /** Last step of the trial; 0 for a new one. */
+  steps_completed: number;
+  /** Token for the routes of this run, valid until it ends. */
+  token: string;
+}
+
 /** Response of a healthy server with a working database. */
 export interface Health {
   status: "ok";
@@ -413,6 +424,12 @@ export interface HparamShare {
   importance: number;
   /** Standard error of the importance, over the trees. */
   spread: number;
+}
+
+/** Time since the last use of a task. */
+export interface IdleTime {
+  /** Seconds. */
+  idle_s: number;
 }
 
 /** Importance of the hyperparameters for the searcher's metric. */
@@ -450,6 +467,29 @@ export interface Info {
   cluster: Cluster;
   /** Number of projects that the caller sees. */
   projects: number;
+}
+
+/** Running task whose port can be used. */
+export interface InteractiveTask {
+  experiment_id: number;
+  kind: "notebook" | "port" | "shell" | "tensorboard";
+  /** Path of its page on this server. */
+  path: string;
+  /** Whether it accepts connections now. */
+  ready: boolean;
+  /** Seconds since its last use. */
+  idle_s: number;
+  /** Idle time in seconds after which it ends; null for no limit. */
+  idle_timeout_s: number | null;
+  /** User name on the machine, for ssh. */
+  user: string;
+  /** Public key of its sshd; empty for other kinds. */
+  host_key: string;
+}
+
+/** Running tasks with a port. */
+export interface InteractiveTasks {
+  tasks: Array<InteractiveTask>;
 }
 
 /** Experiment in the queue. */
@@ -1116,6 +1156,12 @@ export interface SubmittedAnswer {
   config: Record<string, unknown>;
 }
 
+/** Link to a task. */
+export interface TaskLink {
+  /** One-time URL that opens the task without signing in; valid for one minute. */
+  url: string;
+}
+
 /** Result of a test message. */
 export interface TestAnswer {
   /** Whether the receiver has accepted it. */
@@ -1206,6 +1252,28 @@ export interface TrialPage {
 
 /** State of a trial; a paused one has released its slots. */
 export type TrialState = "CANCELED" | "COMPLETED" | "ERROR" | "PAUSED" | "QUEUED" | "RUNNING" | "STOPPING";
+
+/** Usage in a month, the largest first. */
+export interface UsagePage {
+  /** Month in UTC, `YYYY-MM`. */
+  month: string;
+  /** `user`, `project`, `label` or `pool`. */
+  by: string;
+  usage: Array<UsageRow>;
+  next_after: null;
+}
+
+/** Usage of one user, project, label or pool. */
+export interface UsageRow {
+  /** Name of the user, project, label or pool; empty for experiments without labels. */
+  name: string;
+  /** Number of experiments that had slots in the month. */
+  experiments: number;
+  /** Slots x hours of their runs in the month. */
+  slot_hours: number;
+  /** Size of checkpoints and media of all experiments, now. */
+  disk_bytes: number;
+}
 
 /** User of the installation. */
 export interface User {
