@@ -267,7 +267,8 @@ class Guard:
         access = ACCESS.get(name, ADMIN_TOKEN)
         if principal.may_call(access, parameters):
             return
-        if principal.kind in access.callers and not principal.has_role(access.role):
+        is_user = principal.kind in access.callers and principal.role is not None
+        if is_user and not principal.has_role(access.role):
             msg = (
                 f"user {principal.user} has the role {principal.role}, but this needs the role "
                 f"{access.role}; ask an administrator"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.concurrency import run_in_threadpool
 
-from tests.server.access.test_users import PREFIX, add_user, ask, new_link
+from tests.server.access.test_users import PREFIX, add_user, ask, new_link, new_token, session_of
 from tests.server.helpers import Server, checkpoint, serve, training, validation
 from zeroserver.access.principal import OWNER, Principal
 from zeroserver.api.events import _text
@@ -296,3 +296,25 @@ def test_link_ends_with_the_access_of_its_creator(server: Server) -> None:
     assert ask(server, link, "GET", f"/experiments/{kept}").status_code == 200
     server.request("PUT", "/projects/vision/members/ann")
     assert shown(link) == (200, 200, 200)
+
+
+def test_session_and_expiring_token_create_no_lasting_link(sqlite_server: Server) -> None:
+    server = sqlite_server
+    ann = add_user(server, "ann", "member")
+    short = new_token(server, "ann", 3600)
+    as_user(server, ann, "POST", "/projects", json={"name": "own"})
+    server.submit()
+    fork = as_user(server, ann, "POST", "/experiments/1/fork")["experiment"]["id"]
+    browser = session_of(server, ann)
+    day = 86400
+
+    def create(headers: dict[str, str], seconds: float) -> int:
+        body = {"experiments": [fork], "expires_s": seconds}
+        status: int = server.http.post(f"{PREFIX}/shares", json=body, headers=headers).status_code
+        return status
+
+    bearer, expiring = ({"Authorization": f"Bearer {token}"} for token in (ann, short))
+    assert [create(browser, days * day) for days in (30, 31, 366)] == [201, 403, 403]
+    assert [create(expiring, seconds) for seconds in (3000, 7 * day)] == [201, 403]
+    assert [create(session_of(server, short), seconds) for seconds in (3000, day)] == [201, 403]
+    assert create(bearer, 366 * day) == 201

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from tests.server.access.test_security import all_routes, signed_in
 from tests.server.helpers import Server, checkpoint, serve, validation
 from zeroserver.access.guard import Guard
 from zeroserver.access.routes import ACCESS, PUBLIC, RANKS, Access
+from zeroserver.errors import BusyError
+from zeroserver.extensions.users.passwords import PasswordCheck
 from zeroserver.extensions.users.service import AuditRetention, LastUse
 from zeroserver.settings import Limits
 from zeroserver.store.user_directory import digest_of
@@ -563,3 +566,29 @@ def test_users_and_tokens_survive_restart(tmp_path: Any) -> None:
     with serve(tmp_path) as server:
         assert ask(server, secret, "GET", "/whoami").json()["user"] == "ann"
         assert server.http.get(f"{PREFIX}/whoami", headers=browser).json()["user"] == "ann"
+
+
+def test_parallel_passwords_count_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of attempts that arrive together after a wait, only one is checked."""
+    now = [0.0]
+    monkeypatch.setattr("zeroserver.extensions.users.passwords.time.monotonic", lambda: now[0])
+    check = PasswordCheck()
+    for _ in range(5):
+        assert not check.verify("ann", None, "wrong")
+    now[0] = 100.0
+
+    def attempt(_: int) -> str:
+        try:
+            return str(check.verify("ann", None, "wrong"))
+        except BusyError as error:
+            return str(error)[:24]
+
+    with ThreadPoolExecutor(4) as threads:
+        results = sorted(threads.map(attempt, range(4)))
+    assert results == ["False", *["too many wrong passwords"] * 3]
+
+
+def test_token_of_another_run_is_refused_without_a_role(sqlite_server: Server) -> None:
+    token = sqlite_server.services.keys.run_token(1)
+    refused = ask(sqlite_server, token, "GET", "/runs/2/directive")
+    assert (refused.status_code, "role" in refused.text) == (403, False)

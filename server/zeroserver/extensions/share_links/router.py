@@ -12,8 +12,8 @@ from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
 
-from zerolab.errors import NotFoundError
-from zeroserver.access.principal import HttpsDep, PrincipalDep
+from zerolab.errors import ForbiddenError, NotFoundError
+from zeroserver.access.principal import HttpsDep, Principal, PrincipalDep
 from zeroserver.access.routes import ACCESS, MEMBER, PUBLIC, SHARED, VIEWER, own
 from zeroserver.api import queries
 from zeroserver.api.common import MAX_ID, IdPath, Name, PagePath
@@ -49,6 +49,8 @@ ACCESS.update(
 _MOST = 100
 """Maximum number of experiments of a link."""
 _DAY_S = 86400.0
+_SESSION_S = 30 * _DAY_S
+"""Maximum validity of a link that a browser session creates."""
 
 
 def _resource(services: Services, row: ShareRow) -> Share:
@@ -107,12 +109,33 @@ async def create_share(
     several = f"/compare/{','.join(map(str, ids))}"
     path = body.path or (several if len(ids) > 1 else f"/experiments/{ids[0]}")
     expires_at = time.time() + body.expires_s
+    _check_expiry(services, principal, body.expires_s, expires_at)
     content = NewShare(principal.user_id, body.name, ids, path, expires_at)
     token = new_share_token()
     share_id = await services.write(lambda work: ShareService(work).create(content, token))
     query = select(shares).where(shares.c.id == share_id)
     (row,) = await services.read(lambda connection: read_rows(connection, ShareRow, query))
     return NewShareAnswer(f"/#/shared/{token}", _resource(services, row))
+
+
+def _check_expiry(
+    services: Services, principal: Principal, expires_s: float, expires_at: float
+) -> None:
+    """Check that a stolen session or token cannot become a link that stays for long.
+
+    Raises:
+        ForbiddenError: If the link would be valid for too long.
+    """
+    last = services.orchestrator.users.expiry_of(principal.token_id)
+    if last is not None and expires_at > last:
+        msg = f"expires_s: must end before {iso(last)}, when the token that creates it expires"
+        raise ForbiddenError(msg)
+    if principal.kind == "browser" and expires_s > _SESSION_S:
+        msg = (
+            f"expires_s: must be at most {_SESSION_S:.0f} (30 days) in a browser session, got "
+            f"{expires_s:.0f}; use a token"
+        )
+        raise ForbiddenError(msg)
 
 
 @router.delete("/api/v1/shares/{share_id}", status_code=204)

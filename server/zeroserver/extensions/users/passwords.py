@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING
 
 from zeroserver.errors import BusyError
@@ -29,8 +29,9 @@ class PasswordCheck:
 
     def __init__(self) -> None:
         self._slots = BoundedSemaphore(_CONCURRENT)
+        self._counting = Lock()
         self._failures: dict[str, tuple[int, float]] = {}
-        """Number of failures in a row and the time of the last one, by name."""
+        """Number of failures in a row and the time of the last one, by name, latest last."""
 
     @cached_property
     def _hasher(self) -> "PasswordHasher":
@@ -64,25 +65,40 @@ class PasswordCheck:
         """
         from argon2.exceptions import InvalidHashError, VerificationError
 
-        count, last = self._failures.get(name, (0, 0.0))
-        wait_s = (
-            min(2.0 ** (count - _FREE_ATTEMPTS + 1), _MAX_WAIT_S) if count >= _FREE_ATTEMPTS else 0
-        )
-        if time.monotonic() < last + wait_s:
-            msg = f"too many wrong passwords; try again in {wait_s:.0f} s, or use `zerolab open`"
-            raise BusyError(msg)
+        self._count_attempt(name)
         with self._slot():
             try:
                 valid = self._hasher.verify(stored or self._dummy, password) and stored is not None
             except (VerificationError, InvalidHashError):
                 valid = False
-        if valid:
+        with self._counting:
+            if valid:
+                self._failures.pop(name, None)
+            elif name in self._failures:  # the wait begins now: the check takes a while
+                self._failures[name] = (self._failures[name][0], time.monotonic())
+        return valid
+
+    def _count_attempt(self, name: str) -> None:
+        """Count an attempt as a failure until it succeeds, so that parallel ones are limited, too.
+
+        Raises:
+            BusyError: If the name had too many wrong passwords.
+        """
+        with self._counting:
+            now = time.monotonic()
+            count, last = self._failures.get(name, (0, 0.0))
+            wait_s = 0.0
+            if count >= _FREE_ATTEMPTS:
+                wait_s = min(2.0 ** (count - _FREE_ATTEMPTS + 1), _MAX_WAIT_S)
+            if now < last + wait_s:
+                msg = (
+                    f"too many wrong passwords; try again in {wait_s:.0f} s, or use `zerolab open`"
+                )
+                raise BusyError(msg)
             self._failures.pop(name, None)
-        else:
             if len(self._failures) >= _MAX_NAMES:
                 self._failures.pop(next(iter(self._failures)))
-            self._failures[name] = (count + 1, time.monotonic())
-        return valid
+            self._failures[name] = (count + 1, now)
 
     @contextmanager
     def _slot(self) -> Iterator[None]:
