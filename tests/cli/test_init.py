@@ -52,7 +52,10 @@ def test_templates_train(tmp_path: Path) -> None:
             if template == "accelerate":  # a custom loop: --test does not shorten it
                 shorter["entrypoint"] = "python train.py --epochs 1"
                 (folder / "experiment.yaml").write_text(yaml.safe_dump(shorter))
-            ids[template] = installation.quick("submit", folder, "--test").stdout.strip()
+            submitted = installation.quick("submit", folder, "--test")
+            warned = "any other training loop runs in full" in submitted.stderr
+            assert warned == (template != "class"), template
+            ids[template] = submitted.stdout.strip()
         for template, experiment_id in ids.items():
             ended = installation.json("experiment", "wait", experiment_id)
             logs = installation.quick("logs", experiment_id, "--tail", "20").stdout

@@ -85,7 +85,9 @@ def test_hugging_face_examples_run_as_documented(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["digits", "hf_trainer", "pipeline_gpt"])
+@pytest.mark.parametrize(
+    "name", ["digits", pytest.param("hf_trainer", marks=pytest.mark.soak), "pipeline_gpt"]
+)
 def test_run_test_mode(installation: Installation, name: str) -> None:
     if name == "hf_trainer":
         pytest.importorskip("accelerate")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -49,9 +50,29 @@ class ForkServer:
         self._process.wait()
         self._process.stdout.close()
 
-    def start(self, function: str, *arguments: Any) -> int:
-        """Run ``module:function`` in a child; return its process id."""
-        return int(self._request({"start": function, "arguments": arguments}))
+    def start(
+        self,
+        function: str,
+        *arguments: Any,
+        environment: Mapping[str, str] | None = None,
+        directory: str | None = None,
+        log: Path | None = None,
+    ) -> int:
+        """Run ``module:function`` in a child; return its process id.
+
+        Args:
+            function: ``module:function``.
+            arguments: JSON arguments of the function.
+            environment: All environment variables; those of the fork server by default.
+            directory: Working directory; that of the fork server by default.
+            log: File for its output; by default errors go to the log of the fork server.
+        """
+        place = {
+            "environment": environment,
+            "directory": directory,
+            "log": None if log is None else str(log),
+        }
+        return int(self._request({"start": function, "arguments": arguments, **place}))
 
     def kill(self, pid: int) -> int:
         """Kill a child with SIGKILL, reap it, and return its exit code."""
@@ -85,7 +106,7 @@ def main(parent: int, *modules: str) -> None:
         request = json.loads(line)
         response: int | bool
         if "start" in request:
-            response = _fork(request["start"], request["arguments"])
+            response = _fork(request)
             children.add(response)
         elif "ended" in request:
             # Without reaping, so that the process id stays valid until a wait.
@@ -104,7 +125,7 @@ def main(parent: int, *modules: str) -> None:
         os.waitpid(child, 0)
 
 
-def _fork(function: str, arguments: list[Any]) -> int:
+def _fork(request: dict[str, Any]) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -115,8 +136,19 @@ def _fork(function: str, arguments: list[Any]) -> int:
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(null, 1)
-        module, _, name = function.partition(":")
-        code = getattr(importlib.import_module(module), name)(*arguments) or 0
+        if request["log"] is not None:
+            log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+        if request["environment"] is not None:
+            os.environ.clear()
+            os.environ.update(request["environment"])
+        if request["directory"] is not None:
+            os.chdir(request["directory"])
+        module, _, name = request["start"].partition(":")
+        code = getattr(importlib.import_module(module), name)(*request["arguments"]) or 0
+    except SystemExit as end:  # invalid options
+        code = end.code if isinstance(end.code, int) else 1
     except BaseException:  # noqa: BLE001 - the end of a process
         traceback.print_exc()
     finally:

@@ -35,7 +35,7 @@ PIDFD_GETFD = 438  # the number of a system call that Python has no name for
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """Server process shared by tests that do not kill it."""
-    server = LiveServer(tmp_path_factory.mktemp("live") / "home")
+    server = LiveServer(tmp_path_factory.mktemp("live") / "home", fresh=True)
     server.start()
     yield server
     server.close()
@@ -44,7 +44,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[LiveServer]:
     """Server process that the test may kill."""
-    server = LiveServer(tmp_path / "home")
+    server = LiveServer(tmp_path / "home", fresh=True)
     server.start()
     yield server
     server.close()

@@ -223,7 +223,7 @@ def test_killed_server_continues(tmp_path: Path, action: str) -> None:
         with pytest.raises(httpx.TransportError):
             httpx.post(url, headers={"Authorization": f"Bearer {server.token}"}, timeout=DEADLINE_S)
         server.kill()
-        server._program = ["-m", "zeroserver"]
+        server._program = []
         server.start()
         client = server.client()
         until(

@@ -186,7 +186,7 @@ def test_killed_server_repeats_continue(tmp_path: Path) -> None:
                 timeout=DEADLINE_S,
             )
         server.kill()
-        server._program = ["-m", "zeroserver"]
+        server._program = []
         server.start()
         client = server.client()
         counts = Counter(trial["state"] for trial in client.trials(1))
