@@ -1,4 +1,4 @@
-"""How long the command line takes to answer: imports, help, version, a list from the server.
+"""Response time of the command line: imports, help, version, a list from the server.
 
     python -m benchmarks.cli
 

@@ -1,4 +1,4 @@
-"""What the trial loop costs: microseconds of CPU time a batch over a bare torch loop.
+"""Cost of the trial loop: microseconds of CPU time per batch over a bare torch loop.
 
 All sides train the same model on the same batches, taking turns; the cost is the median of the
 differences between turns that stand side by side. A busy machine disturbs it, but less than it

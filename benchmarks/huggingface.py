@@ -149,7 +149,7 @@ def train(engine: str, stage: int, bits: int, steps: int, folder: str) -> Case:
 
 
 def table(found: dict[str, dict[str, Case]]) -> str:
-    """What each engine found, and its greatest relative difference from plain torch in fp32."""
+    """Result of each engine, and its maximum relative difference from plain torch in fp32."""
     reference = found["torch"]["0 32"]
     lines = [
         "| engine | stage | bits | first and last loss | last norm | last evaluation "

@@ -1,4 +1,4 @@
-"""What a queue of trials that do nothing costs: CPU time beside the trials' own work.
+"""Cost of a queue of empty trials: CPU time besides the trials' own work.
 
     python -m benchmarks.queue_cost [--trials 1000] [--slots 2] [--kinds command class]
 

@@ -1,4 +1,4 @@
-"""What a scheduling pass costs when ten thousand jobs wait: CPU time, of the decision and with SQL.
+"""Cost of a scheduling round with ten thousand waiting jobs: CPU time, also with SQL.
 
     python benchmarks/scheduler.py [--jobs 10000] [--rounds 9]
 

@@ -1,4 +1,4 @@
-"""How good a search is after so much time: our searchers and others on a simulated cluster.
+"""Quality of searches over time: our searchers and others on a simulated cluster.
 
     python -m benchmarks.search run --seeds 30 --jobs 2     # hours; what is there is not run again
     python -m benchmarks.search report                      # tables, significance, the plot

@@ -1,4 +1,4 @@
-"""How fast the server is: ingest, single reports, charts, lists, start. Against a real process.
+"""Speed of a real server process: ingest, single reports, charts, lists, start.
 
     python benchmarks/server.py [--database postgresql://...] [--quick]
     python benchmarks/server.py --quick --before DIR      beside another working tree's server

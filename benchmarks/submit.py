@@ -1,4 +1,4 @@
-"""How long it takes from submitting an experiment to its first trained batch, and to its end.
+"""Time from the submission of an experiment to its first trained batch, and to its end.
 
     python -m benchmarks.submit --rounds 5
 

@@ -50,7 +50,7 @@ NEW_COMMITS = 30
 """Number of commits that are new where neither a branch nor a tag shows it."""
 
 Text = tuple[str, str]
-"""Where a text is (file and line), and the text."""
+"""File and line of a text, and the text."""
 
 
 def sentences(text: str) -> Iterator[str]:

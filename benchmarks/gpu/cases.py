@@ -1,4 +1,4 @@
-"""What all steps share: their arguments, and the file to which they report cases."""
+"""Parts shared by all steps: their arguments, and the file to which they report cases."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""How much of stage 3's communication and copies is hidden behind computing, from a profile.
+"""Share of stage 3's communication and copies that overlaps computation, from a profile.
 
 One step is traced by torch's profiler. Collectives are kernels of NCCL; copies are transfers
 between host and GPU. ``hidden`` is the share of their time during which a computing kernel runs as

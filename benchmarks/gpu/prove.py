@@ -62,7 +62,7 @@ TOTAL_S = 480.0
 
 @dataclass
 class Outcome:
-    """How one step ended, and the cases that it reported."""
+    """Result of one step, and the cases that it reported."""
 
     step: str
     shows: str

@@ -1,4 +1,4 @@
-"""What reporting costs the training: ``python -m benchmarks.metrics.reporting``, 30 seconds.
+"""Cost of reporting for the training: ``python -m benchmarks.metrics.reporting``, 30 seconds.
 
 1. Time of one ``report_metrics()`` with two metrics, in a loop that reports at every step.
 2. Rate of a training loop (matrix products, a report at every batch) with a server that is there,

@@ -1,1 +1,1 @@
-"""What ``benchmarks/search.py`` is made of: objectives, a simulated clock, methods, a report."""
+"""Parts of ``benchmarks/search.py``: objectives, a simulated clock, methods, a report."""

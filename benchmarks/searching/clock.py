@@ -23,7 +23,7 @@ TIMES = (1, 2, 5, 10, 20)
 
 @dataclass
 class Trial:
-    """What is known of one trial."""
+    """State of one trial."""
 
     curve: Curve
     rng: Random

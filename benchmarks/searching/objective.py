@@ -1,4 +1,4 @@
-"""What is searched: a space, and the learning curve of every configuration in it."""
+"""Objective: a space, and the learning curve of every configuration in it."""
 
 import functools
 import math

@@ -15,7 +15,7 @@ WORKERS = 8
 
 
 class Endless:
-    """What the searchers here share: there is always one more trial.
+    """Base class of the searchers here, which always have one more trial.
 
     Args:
         space: What is searched.

@@ -1,1 +1,1 @@
-"""What the benchmarks of training are made of: a model, the engines beside ours, processes."""
+"""Parts of the training benchmarks: a model, other engines, processes."""

@@ -33,7 +33,7 @@ ROWS = {
         r"^\| `(GET|POST|PUT|PATCH|DELETE) (/\S+)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE
     )
 }
-"""Of each route: what its row says."""
+"""Text of the row of each route."""
 PAGED = {"after", "limit"}
 AT_THE_ROOT = {"/healthz", "/metrics"} | {
     f"/login{end}" for end in ("", "/methods", "/oidc", "/oidc/callback", "/share")

@@ -191,7 +191,7 @@ class PlannedRanks(Distributed):
 
 
 def collective_timeout_s() -> float:
-    """How long a collective may take, from the environment; seconds.
+    """Return the timeout of a collective in seconds, from the environment.
 
     Raises:
         ConfigError: If the variable is not a positive number.

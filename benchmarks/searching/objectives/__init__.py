@@ -1,1 +1,1 @@
-"""What is searched: closed forms and measured curves, by kind, and how the curves were measured."""
+"""Objectives: closed forms and measured curves, by kind, and the measurement of the curves."""

@@ -83,7 +83,7 @@ def hartmann(dims: int, quality: str, bias: float, noise: float, part: Curve = _
 
 
 def short_sighted() -> Objective:
-    """What ends low begins high: two thirds of a training rank the other way round."""
+    """Curves that end low begin high: the ranking is reversed for two thirds of a training."""
 
     def curve(hparams: dict[str, Any]) -> Curve:
         rate, clip = (

@@ -34,7 +34,7 @@ SPACES: dict[str, dict[str, Any]] = {
         "momentum": double(0, 0.99) | {"when": {"optimizer": "sgd"}},
     },
 }
-"""What ``make_table.py`` has measured."""
+"""Measurements of ``make_table.py``."""
 
 
 def measured(name: str) -> Objective:

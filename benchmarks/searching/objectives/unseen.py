@@ -64,7 +64,7 @@ def families() -> Objective:
 
 
 def outliers() -> Objective:
-    """What is seen is off by far for one value in eight, at any length; six dimensions."""
+    """One reported value in eight is an outlier, at any length; six dimensions."""
 
     def curve(hparams: dict[str, Any]) -> Curve:
         x = np.array([hparams[f"x{i}"] for i in range(6)])
@@ -163,7 +163,7 @@ def nested() -> Objective:
 
 
 def overfitting() -> Objective:
-    """Who learns fast overfits: the loss falls, and rises again; the end is what counts."""
+    """Fast learners overfit: the loss falls and rises again; only its last value counts."""
 
     def curve(hparams: dict[str, Any]) -> Curve:
         rate, size = unit(math.log10(hparams["lr"]), -4, -0.5), unit(hparams["units"], 16, 512)

@@ -74,7 +74,7 @@ class ImportedRun:
         self.labels: list[str] = []
         self.description = ""
         self.omitted: Counter[str] = Counter()
-        """What cannot be imported, by kind, with its number."""
+        """Number of items of each kind that cannot be imported."""
         self.header: dict[str, Any] | None = None
         """Header of a metrics file, whose ``records`` are sent as they are."""
         self.records = b""

@@ -110,7 +110,7 @@ _TORCH_EXIT_WARNING = re.compile(r"^\[rank\d+\]:\[[A-Z]\d{4} ")
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How the processes of a run ended."""
+    """Exit of a run's processes."""
 
     exit_code: int
     """0, a code of :mod:`zerolab.contract.spec`, another one of the user's, or -n for signal n."""

@@ -94,7 +94,7 @@ class CheckpointRef(msgspec.Struct, frozen=True):
     root: str = ""
     """Root of its storage; empty for the run's own."""
     options: dict[str, str] = {}
-    """How to open that storage; see :class:`StorageAddress`."""
+    """Options that open that storage; see :class:`StorageAddress`."""
     warm_start: bool = False
     """It is another trial's checkpoint: only weights are loaded, counters start at 0."""
     saved_on: str = ""
@@ -229,7 +229,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     hparams: dict[str, Any]
     """This trial's hyperparameters, nested as in the experiment file."""
     entrypoint: TrialClass | Command | None = None
-    """What every rank runs; None outside an experiment."""
+    """Program of every rank; None outside an experiment."""
     fit: FitSpec | None = None
     """None outside an experiment."""
     variables: dict[str, dict[str, str]] = {}

@@ -142,7 +142,7 @@ class CheckpointSaver:
         """
         draft, ranks = sending.draft, self._ranks
         try:
-            while not all(ranks.allgather(sending.wait_for(_POLL_S), "bringing a checkpoint up")):
+            while not all(ranks.allgather(sending.wait_for(_POLL_S), "uploading a checkpoint")):
                 pass  # an upload may take longer than the timeout of a collective
             own_records: dict[str, FileRecord] = {}
             with ranks.together(_NOT_STORED):
@@ -213,6 +213,8 @@ class CheckpointSaver:
         if self._reporter is not None and self._reporter.stale.is_set():
             msg = "another run has taken over this trial; this checkpoint is dropped"
             raise StaleRunError(msg)
+        # Stored before it is reported: trials resume from reported checkpoints, so a crash between
+        # the two may lose this one, but never leads to an incomplete one.
         stored = self._store.commit(name, steps, metadata, records)
         if self._reporter is not None:
             self._reporter.report_checkpoint(name, steps, stored.resources, metadata)
@@ -242,7 +244,7 @@ class CheckpointSaver:
             merged = merge_metadata(merged, details, rank, problems)
         problems += _conflicts(compared) + _file_folder_conflicts(files)
         if problems:
-            raise ConfigError(f"{_NOT_STORED}, for its ranks contradict each other", problems)
+            raise ConfigError(f"{_NOT_STORED}: its ranks contradict each other", problems)
         with ranks.together(_NOT_STORED):
             self._store.merge(draft.uuid, ranks.rank)
         earlier = set().union(*files[: ranks.rank])

@@ -115,10 +115,12 @@ class SpoolUploader:
             self._payloads = self._payloads[stored + 1 - first :]
             self._first = stored + 1
         else:
+            # The server has stored more after a restart of this process, which begins with the
+            # oldest segment, and fewer if its database was restored from a backup.
             self._payloads = []
             self._reader.seek(stored + 1)
         self._reader.discard(stored)
-        if stored < first:
+        if stored < first:  # no progress: the caller must wait before it tries again
             last = first + sent - 1
             msg = f"the server has stored {stored} records, but none of {first} to {last}"
             raise UnreachableError(msg)

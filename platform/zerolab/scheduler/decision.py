@@ -63,7 +63,7 @@ def schedule(
     for entry in _merge_lines(queue, line_of, requeued, shares):
         remaining, request = entry[4], entry[5]
         result = ledger.start(request)
-        if isinstance(result, str):
+        if isinstance(result, str):  # nor can the request's other trials start: they are equal
             decision.waiting[request.trial_id] = result
             continue
         decision.start.append(result)
@@ -178,6 +178,8 @@ def _merge_lines(
     heapq.heapify(heads)
     while heads:
         priority, share, entry, line = heads[0]
+        # Shares only grow during a round, so outdated shares in the heap are lower bounds: if the
+        # share of the head is current, it is the smallest.
         if (now := shares.of(line)) > share:  # the user's jobs of other priorities have started
             heapq.heapreplace(heads, (priority, now, entry, line))
             continue

@@ -39,6 +39,8 @@ class PeriodicService(Service):
 
         Call it again while ``orchestrator.queue.unfinished`` is set.
         """
+        # Everything that queues trials or frees slots comes first, so that the schedule of the same
+        # tick uses it. Queue times are checked after it: a trial that starts now waits no longer.
         self.work.orchestrator.queue.unfinished = False
         for experiment_id, reason in self.searches.take_lost().items():
             self.experiments.fail(experiment_id, reason)

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 SHIFTS = (6, 10, 14, 18)
+"""Levels of roll-ups: buckets of 64 to 262,144 steps, each of 16 buckets of the level below."""
 
 MAX_STEP = 2**53
 FORGOTTEN = 50_000

@@ -18,7 +18,7 @@ from tests.engine.ranks import run_on_ranks
 pytestmark = pytest.mark.processes
 
 STAGES = (0, 1, 2)
-"""Those that share buckets; a few cases run at stage 3 as well, see EVERY_STAGE."""
+"""Stages that share buckets; a few cases run at stage 3 as well, see EVERY_STAGE."""
 
 
 def make(

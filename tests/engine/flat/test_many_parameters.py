@@ -23,7 +23,7 @@ def chain(parameters: int) -> nn.Module:
 
 
 def calls(action: Callable[[], Any]) -> int:
-    """How many functions an action calls: the same on any machine, however busy."""
+    """Return the number of function calls of an action, which does not depend on the machine."""
     profile = cProfile.Profile()
     profile.runcall(action)
     return sum(entry.callcount for entry in profile.getstats())

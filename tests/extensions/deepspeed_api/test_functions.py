@@ -15,7 +15,7 @@ from zerotrial.extensions.deepspeed_api.names import checkpointing
 pytestmark = pytest.mark.processes
 
 ROWS = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
-"""Of each rank three samples."""
+"""Three samples of each rank."""
 
 
 class Net(nn.Module):

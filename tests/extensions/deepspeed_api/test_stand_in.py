@@ -1,4 +1,4 @@
-"""How a script imports the replacement of deepspeed."""
+"""Imports of the replacement of deepspeed by scripts."""
 
 import contextlib
 import os

@@ -22,7 +22,7 @@ ARGUMENTS = {
     "fp16": False,
     "offload_optimizer_device": "cpu",
 }
-"""What a Trainer or a launcher would know."""
+"""Values that a Trainer or a launcher provides."""
 
 ACCEPTED: dict[str, list[str]] = {
     "accelerate_zero2": [

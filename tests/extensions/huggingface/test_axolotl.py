@@ -37,7 +37,7 @@ PACKAGES = (
     "colorama==0.4.6",
     "addict==2.4.0",
 )
-"""What its trainer imports, of what it depends on."""
+"""Dependencies that its trainer imports."""
 
 PRECISE = ("zero1", "zero1_torch_compile", "zero2", "zero2_torch_compile", "zero3")
 """They leave the precision to the Trainer."""

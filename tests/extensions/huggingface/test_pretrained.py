@@ -110,7 +110,7 @@ def load_all(root: str) -> tuple[dict[str, Any], list[str]]:
 
 
 MADE = ("score.weight", "transformer.h.1.mlp.c_fc.weight")
-"""What has no values in some of the files."""
+"""Parameters without values in some of the files."""
 
 
 def compare(actual: dict[str, Any], plain: dict[str, Any]) -> None:

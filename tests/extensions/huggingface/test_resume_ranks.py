@@ -27,7 +27,7 @@ from zerotrial.extensions.deepspeed_api import install
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 STAGES = ((0, 1), (2, 3))
-"""What the two processes train alone, at the same time; together they train all."""
+"""ZeRO stages that each of the two processes trains alone; together they train all."""
 
 UPDATE = 8
 """Samples of one, over all ranks; two micro-batches a rank."""

@@ -31,7 +31,7 @@ DIVIDED = {
     "gradient_accumulation_steps": 4,
     "activation_checkpointing": {"partition_activations": True},
 }
-"""What is kept of layers that are computed again is shared."""
+"""Stored inputs of recomputed layers are divided among ranks."""
 
 SCHEDULES: dict[str, tuple[int, int, int]] = {
     "1f1b": (1, 1, 1),

@@ -23,14 +23,14 @@ class StaticLossScaler:
         self.scale = scale
 
     def update(self, overflow: bool) -> None:  # noqa: FBT001 - the name says it
-        """Take note of an optimizer step; nothing changes."""
+        """Do nothing: the scale is constant."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"scale": self.scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """A static scale is the configuration's, not the checkpoint's."""
+        """Do nothing: the scale of the configuration applies, not that of the checkpoint."""
 
 
 class DynamicLossScaler:
@@ -174,7 +174,7 @@ LossScaler = StaticLossScaler | DynamicLossScaler
 
 
 def make_scaler(config: Fp16Config) -> LossScaler:
-    """Build the scaler that the ``fp16`` block asks for; a scale of 1 when it is off."""
+    """Make the scaler of the ``fp16`` block; its scale is 1 if the block is disabled."""
     if not config.enabled:
         return StaticLossScaler()
     if config.loss_scale > 0:

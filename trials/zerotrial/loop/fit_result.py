@@ -380,7 +380,7 @@ class FitResult(int):
 
     @property
     def summary(self) -> str:
-        """How far it trained, in a few words: ``finished after 80 batches``."""
+        """Summary of the training: ``finished after 80 batches``."""
         verb = "finished" if self.stop_reason is StopReason.FINISHED else "stopped"
         of = "" if self.steps_completed >= self.max_steps else f" of {self.max_steps}"
         reasons = {StopReason.FINISHED: "", StopReason.STOP_REQUESTED: " (stop requested)"}

@@ -113,7 +113,7 @@ class WriterConfig(Section):
 
 
 class ParallelWriteConfig(Section):
-    """Which ranks write a checkpoint."""
+    """Ranks that write a checkpoint."""
 
     pipeline_stage: bool = hint(False, "every rank writes its own shards")
     """Spread files of a pipeline stage over ranks."""

@@ -31,7 +31,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
 class LiveRunInfo(msgspec.Struct, frozen=True):
-    """What the server needs to create the experiment."""
+    """Values with which the server creates the experiment."""
 
     id: str
     session: str

@@ -1,4 +1,4 @@
-"""Where the reports of a run go: the trial of this process, a server, or a local directory."""
+"""Target of a run's reports: the trial of this process, a server, or a local directory."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -124,6 +124,8 @@ def simulate(brackets: Sequence[Bracket], divisor: float, max_time: int) -> dict
 
 
 def _floor_log(value: float, base: float) -> int:
+    # As published, without a correction of rounding: log(1000) / log(10) is less than 3. Another
+    # formula would give a search other brackets than the same configuration has in Determined.
     return int(math.log(value) / math.log(base))
 
 

@@ -17,7 +17,7 @@ from zeroserver.access.upgrades import ByteStream
 __all__ = ["MAX_WAITING", "Endpoint", "Endpoints", "TaskKind"]
 
 TaskKind = Literal["notebook", "tensorboard", "shell", "port"]
-"""What runs in a task; ``port`` for any command."""
+"""Program of a task; ``port`` for any command."""
 
 MAX_WAITING = 16
 """Maximum number of waiting tunnels of a task."""

@@ -13,7 +13,7 @@ __all__ = ["usage"]
 
 
 class Group(StrEnum):
-    """What the usage is summed up by."""
+    """Groups of the report."""
 
     USER = "user"
     PROJECT = "project"

@@ -125,6 +125,7 @@ class ShardedGradients(Gradients):
         for slot in self._arrived[bucket] - self._filled[bucket]:
             self._fill(bucket, slot)
         buffer = self._filling.pop(bucket)
+        # Zeros for missing gradients: another rank may have them, and all send the same elements.
         for slot, entry in enumerate(self._buckets[bucket].slots):
             if slot not in self._filled[bucket]:
                 buffer.tensor[entry.start : entry.stop].zero_()

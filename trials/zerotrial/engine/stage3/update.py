@@ -311,6 +311,8 @@ Update = ShardUpdate | FullParameterUpdate
 
 def _assign_parameters(layout: Layout, comm: Communicator) -> list[list[_OwnedParameter]]:
     """Assign each parameter to the least loaded rank; return this rank's, by bucket."""
+    # Largest first gives an even load. Each rank computes this by itself, so the order must not
+    # depend on the rank: names decide between parameters of equal size.
     load = [0] * comm.size
     owner: dict[str, int] = {}
     for shard in sorted(layout.shards, key=lambda s: (-s.parameter.shape.numel(), s.name)):

@@ -12,7 +12,7 @@ __all__ = ["Measurement", "Request", "RunFiles"]
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What the ranks of a run measure."""
+    """Measurement by the ranks of a run."""
 
     candidate: Candidate | None = None
     """None: profile the model, and stop before anything trains."""

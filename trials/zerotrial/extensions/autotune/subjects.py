@@ -1,4 +1,4 @@
-"""What is tuned: an experiment, or a script with an engine file."""
+"""Subject of the tuning: an experiment, or a script with an engine file."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ class Subject(Protocol):
     ranks: int | None
     """Ranks that it asks for; None for all slots."""
     overrides_key: str
-    """Where its overrides are, for messages."""
+    """Location of its overrides, for messages."""
     forks: bool
     """Whether its ranks may be forked from a process that has imported torch."""
 

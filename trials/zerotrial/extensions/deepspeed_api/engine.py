@@ -20,7 +20,7 @@ __all__ = ["SAVING_TIMEOUT_S", "DeepSpeedEngine"]
 logger = logging.getLogger(__name__)
 
 SAVING_TIMEOUT_S = 300.0
-"""How long a call that gathers weights waits for the other ranks."""
+"""Seconds that a call which gathers weights waits for the other ranks."""
 
 _SIXTEEN_BITS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": None}
 
@@ -125,7 +125,7 @@ class DeepSpeedEngine(Engine, DeepSpeedMethods, _AsModule):  # type: ignore[misc
 
     @property
     def loss_scale(self) -> float:
-        """What losses are multiplied by; called, ``fp16.loss_scale`` of the file: 0 is dynamic."""
+        """Factor of losses; when called, ``fp16.loss_scale`` of the file, where 0 is dynamic."""
         return _LossScale(self.scaler.scale, self.config.fp16.loss_scale)
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> str:

@@ -1,4 +1,4 @@
-"""Where ``import deepspeed`` and the version of its distribution are found.
+"""Finder of the module ``deepspeed`` and of the version of its distribution.
 
 One object on ``sys.meta_path`` answers for the modules and for ``importlib.metadata``. A module
 takes its names from one of ours. Every other name, and every other module, can be imported and
@@ -184,7 +184,7 @@ class _Loader(Loader):
 
 
 class _Distribution(Distribution):
-    """What ``importlib.metadata`` finds."""
+    """Distribution that ``importlib.metadata`` finds."""
 
     def read_text(self, filename: str) -> str | None:
         """See :class:`importlib.metadata.Distribution`."""

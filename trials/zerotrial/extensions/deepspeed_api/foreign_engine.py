@@ -88,7 +88,7 @@ class _ForeignEngineView(EngineView):
 
     @cached_property
     def _readers(self) -> list[tuple[str, Callable[[], Any]]]:
-        """What there is to read is looked up once; a report may come with every batch."""
+        """Look up the readable values once, because every batch may report them."""
         engine = self.engine
         readers: list[tuple[str, Callable[[], Any]]] = []
         if callable(getattr(engine, "get_lr", None)):

@@ -120,7 +120,7 @@ def Init(  # noqa: N802, PLR0917 - DeepSpeed's name and arguments, in its order
 
 
 def _offload(config: Any) -> Mapping[str, Any]:
-    """What ``offload_param`` of a file says."""
+    """Block ``offload_param`` of a file."""
     if config is None:
         return {}
     zero = read_source(config)[0].get("zero_optimization", {})

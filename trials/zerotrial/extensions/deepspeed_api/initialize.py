@@ -22,12 +22,12 @@ __all__ = ["CUT_OVER", "initialize"]
 logger = logging.getLogger(__name__)
 
 CUT_OVER = "_zerolab_cut_over"
-"""Where ``tp_model_init`` notes, on a model, over how many ranks it is to be cut."""
+"""Attribute of a model in which ``tp_model_init`` stores the number of its shards."""
 
 DEFAULT_CLIPPING = 1.0
-"""What DeepSpeed 0.19.8 clips at where the file does not say; our engine does not."""
+"""DeepSpeed 0.19.8's default of ``gradient_clipping``; our engine does not clip by default."""
 DEFAULT_PERSISTENCE = 100_000
-"""Elements below which DeepSpeed keeps parameters whole at stage 3, where the file does not say."""
+"""DeepSpeed's default for the number of elements below which parameters stay full at stage 3."""
 
 
 def _with_small_whole(config: EngineConfig) -> EngineConfig:

@@ -51,7 +51,7 @@ def note_that_ranks_differ() -> None:
 
 
 class ZeroParamStatus(enum.Enum):
-    """Where a parameter is: ``parameter.ds_status``, once there is an engine of stage 3."""
+    """State of a parameter: ``parameter.ds_status``, set by an engine of stage 3."""
 
     AVAILABLE = 1
     NOT_AVAILABLE = 2
@@ -131,7 +131,7 @@ class HooksOfNone:
 
 class _NoModules(nn.Module):
     def ds_external_parameters(self) -> tuple[()]:
-        """Those of other modules that are used in the forward."""
+        """Return parameters of other modules that the forward uses."""
         return ()
 
 

@@ -13,7 +13,7 @@ __all__ = ["DistributedContext", "PreemptMode", "TensorboardMode", "init"]
 
 
 class PreemptMode(enum.Enum):
-    """Which ranks ask whether to stop; here every rank may ask, in each mode."""
+    """Ranks that check for preemption; here every rank may, in each mode."""
 
     WorkersAskChief = "WORKERS_ASK_CHIEF"
     ChiefOnly = "CHIEF_ONLY"
@@ -21,7 +21,7 @@ class PreemptMode(enum.Enum):
 
 
 class TensorboardMode(enum.Enum):
-    """Who uploads files of TensorBoard; nothing is uploaded here."""
+    """Ranks that upload files of TensorBoard; nothing is uploaded here."""
 
     AUTO = "AUTO"
     MANUAL = "MANUAL"

@@ -81,7 +81,7 @@ def _misfit(now: Any, value: Any) -> str | None:
 
 
 def _length(spec: RunSpec, values: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """How far to train: one batch in test mode, else as the searcher or the script itself says."""
+    """Return the length of training: one batch in test mode, else the searcher's or script's."""
     full = spec.fit.max_length if spec.fit is not None else None
     name = "num_train_epochs" if full and full.unit == "epochs" else "max_steps"
     if full is not None and (configured := values.get(name, full.count)) != full.count:

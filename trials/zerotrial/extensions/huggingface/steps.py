@@ -1,4 +1,4 @@
-"""How many batches (optimizer steps) a script with an Accelerator has trained."""
+"""Number of batches (optimizer steps) that a script with an Accelerator has trained."""
 
 __all__ = ["STEPS", "Steps"]
 

@@ -1,4 +1,4 @@
-"""What is to be removed may lie in an object store, and may be a part of a checkpoint."""
+"""Pending removals in object stores, and of parts of checkpoints."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""How many trials of an experiment run at a time stands in a column: the scheduler asks often."""
+"""Maximum number of concurrent trials in a column, because the scheduler reads it often."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the scheduler reads of ranks with several slots, and elastic trials."""
+"""Scheduler input for ranks with several slots and for elastic trials."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""What is left of deletions and retention in parts; an index of runs by experiment."""
+"""Remaining work of deletions and retention; an index of runs by experiment."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -14,7 +14,7 @@ _cuda: Any = torch.cuda
 
 
 class _Accelerator:
-    """What GPU and CPU answer alike."""
+    """Members that are the same for GPU and CPU."""
 
     BFloat16Tensor = torch.BFloat16Tensor
     ByteTensor = torch.ByteTensor
@@ -64,7 +64,7 @@ class _Accelerator:
         return self._compile_backend
 
     def set_compile_backend(self, backend: str) -> None:
-        """Take note for :meth:`get_compile_backend`."""
+        """Store the backend for :meth:`get_compile_backend`."""
         self._compile_backend = backend
 
     def is_synchronized_device(self) -> bool:
