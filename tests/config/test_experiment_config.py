@@ -379,7 +379,7 @@ def test_gpu_variables_are_cuda_and_rocm_is_rejected() -> None:
     (line,) = problems(variables(cuda=["A=1"], gpu=["A=2"]))
     assert "gpu is another name for cuda, got both" in line
     (line,) = problems(variables(rocm=["A=1"]))
-    assert "got one under rocm; ROCm's GPUs are no slots here: remove it" in line
+    assert "got one under rocm; ROCm GPUs are not supported: remove it" in line
 
 
 @pytest.mark.needs_extension("determined")

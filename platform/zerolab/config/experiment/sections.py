@@ -47,7 +47,7 @@ def _variables(value: Any) -> Any:
     result = {kind: lines for kind, lines in value.items() if kind not in {"gpu", "rocm"}}
     if value.get("rocm"):
         text = "must be a list, or lists under cpu and cuda, got one under rocm; "
-        raise ValueError(text + "ROCm's GPUs are no slots here: remove it")
+        raise ValueError(text + "ROCm GPUs are not supported: remove it")
     if value.get("gpu"):  # former name of cuda
         if result.get("cuda") not in (None, [], value["gpu"]):
             raise ValueError("gpu is another name for cuda, got both; keep cuda")

@@ -266,7 +266,7 @@ def create_token(
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="Validity: a number with m (minutes), h, d or w. Default: no end.",
+            help="Validity: a number with m (minutes), h, d or w. Default: never expires.",
         ),
     ] = None,
     name: Annotated[

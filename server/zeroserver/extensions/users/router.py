@@ -244,7 +244,7 @@ class NewTokenBody(BaseModel):
     name: Annotated[Name, Field(max_length=100)] = ""
     """Purpose of the token."""
     expires_s: Annotated[float, Field(ge=1, le=_MAX_EXPIRY_S)] | None = None
-    """Validity in seconds; ``null`` for no end."""
+    """Validity in seconds; ``null``: it does not expire."""
 
 
 @router.post("/api/v1/users/{user}/tokens", status_code=201)

@@ -30,7 +30,7 @@ __all__ = ["HostMemory", "host_memory"]
 logger = logging.getLogger(__name__)
 _WHO = "zero.Init, from_pretrained"
 _MUCH = 64 << 20
-"""Bytes that a heap may keep free in loading: it does not find them again by itself."""
+"""Freed bytes that the heap may keep during loading; it would not reuse them by itself."""
 
 
 class HostMemory:
@@ -54,7 +54,7 @@ class HostMemory:
             warn_of_memory(self._folder, _WHO)
         self._freed = 0
         self.loading = False
-        """Whether from_pretrained is at work, which holds what it registers by itself."""
+        """Whether from_pretrained is running, which moves the parameters that it registers."""
 
     def hold(self, parameters: Iterable[nn.Parameter]) -> None:
         """Move parameters to shared memory. **Collective** among the ranks of a host.

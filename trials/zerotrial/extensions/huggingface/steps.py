@@ -8,9 +8,9 @@ class Steps:
 
     def __init__(self) -> None:
         self.before = 0
-        """Of the runs before this one."""
+        """Steps of earlier runs."""
         self.in_trainer = False
-        """Whether a Trainer takes them, which leaves by itself."""
+        """Whether a Trainer takes them, whose callback handles preemption."""
         self._taken: dict[int, int] = {}
 
     def count(self, optimizer: object) -> None:

@@ -41,10 +41,10 @@ class _Complete(BaseException):
 
 
 class ZerolabCallback(TrainerCallback):  # type: ignore[misc]  # its types are skipped
-    """Records a Trainer's metrics, and in an experiment its checkpoints; leaves when asked to.
+    """Records a Trainer's metrics, and in an experiment its checkpoints; exits on preemption.
 
-    One for each Trainer. ``report_to="zerolab"`` makes one, and in an experiment every Trainer has
-    one by itself.
+    One for each Trainer. ``report_to="zerolab"`` makes one; in an experiment each Trainer gets one
+    without it.
     """
 
     def __init__(self) -> None:
@@ -55,9 +55,9 @@ class ZerolabCallback(TrainerCallback):  # type: ignore[misc]  # its types are s
         self._resumed_at: int | None = None
         self._before_validation: dict[str, Any] | None = None
         self.can_validate = True
-        """Whether the Trainer has something to validate on."""
+        """Whether the Trainer has validation data."""
         self.began = False
-        """Whether all is built, and batches come next."""
+        """Whether everything is built, so that the next event is the first batch."""
 
     # -- where it begins ---------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ down_revision = "0005"
 branch_labels = None
 depends_on = None
 
-_OPEN = "ended_at IS NULL"  # what has ended gets its column when it goes on
+_OPEN = "ended_at IS NULL"  # ended experiments get it when they continue
 
 
 def upgrade() -> None:
