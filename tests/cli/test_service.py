@@ -1,5 +1,6 @@
 """Units of systemd, and the commands of the container files."""
 
+import ast
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import yaml
 from typer.main import get_command
 
 from zerolab.cli.agent import group as agent_group
+from zerolab.contract.spec import ENV_TOKEN
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,3 +117,31 @@ def test_commands_of_container_files_exist() -> None:
         assert set(mounts.values()) == {home, f"{home}/checkpoints"}
     published = compose["services"]["server"]["ports"]
     assert published == ["127.0.0.1:8080:8080"]  # the server has no certificate
+    health = shlex.split(compose["services"]["server"]["healthcheck"]["test"])
+    assert health[:2] == ["python", "-c"]
+    compile(health[2], "healthcheck", "exec")
+    agent = compose["services"]["agent"]
+    assert agent["environment"].keys() <= {ENV_TOKEN}
+    assert agent["depends_on"].keys() <= compose["services"].keys()
+
+
+def test_image_contains_the_sources_of_the_wheel_and_nothing_else() -> None:
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    rules = [line for line in lines if not line.startswith("#")]
+    assert rules[0] == "*"  # a file such as .env stays out
+    kept = {rule[1:] for rule in rules if rule.startswith("!")}
+    assert {name for name in kept if not (ROOT / name).exists()} == set()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    build = ast.parse((ROOT / "hatch_build.py").read_text(encoding="utf-8"))
+    (of_docs,) = (
+        ast.literal_eval(node.value)
+        for node in build.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "DOCS_SOURCES"
+    )
+    sources = {
+        "pyproject.toml", "README.md", "hatch_build.py", "server/web",
+        *project["project"]["license-files"], *wheel["packages"], *wheel["force-include"],
+        *of_docs,
+    }  # fmt: skip
+    assert {Path(source).parts[0] for source in sources} == kept
