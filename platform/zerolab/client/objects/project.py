@@ -115,3 +115,88 @@ class Project(ServerObject):
             False
         """
         return self._update(self._client.patch_project(self.name, archived=False))
+
+    def restrict(self) -> Self:
+        """Show it only to its owner, its members and administrators.
+
+        Returns:
+            The project, updated.
+
+        Raises:
+            ConflictError: If it is the project ``default``.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.create_project("secret").restrict().restricted
+            True
+        """
+        return self._update(self._client.patch_project(self.name, restricted=True))
+
+    def unrestrict(self) -> Self:
+        """Show it to all users again.
+
+        Returns:
+            The project, updated.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.create_project("opened").restrict().unrestrict().restricted
+            False
+        """
+        return self._update(self._client.patch_project(self.name, restricted=False))
+
+    def members(self) -> list[str]:
+        """List the owner and the members by name.
+
+        Returns:
+            The names, sorted.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> client.create_project("shared").members()
+            ['admin']
+        """
+        return [str(member["user"]) for member in self._client.project_members(self.name)]
+
+    def add_member(self, user: str) -> Self:
+        """Add a member; no effect if the user is one.
+
+        Args:
+            user: Name of the user.
+
+        Returns:
+            The project.
+
+        Raises:
+            ConfigError: If the user does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> user = client.create_user("zoe", "member")
+            >>> client.create_project("joint").add_member("zoe").members()
+            ['admin', 'zoe']
+        """
+        self._client.add_project_member(self.name, user)
+        return self
+
+    def remove_member(self, user: str) -> Self:
+        """Remove a member of the project.
+
+        Args:
+            user: Name of the user.
+
+        Returns:
+            The project.
+
+        Raises:
+            NotFoundError: If the user is no member.
+            ConflictError: If the project belongs to the user.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> user = client.create_user("leo", "member")
+            >>> client.create_project("team").add_member("leo").remove_member("leo").members()
+            ['admin']
+        """
+        self._client.remove_project_member(self.name, user)
+        return self
