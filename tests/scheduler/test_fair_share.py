@@ -16,6 +16,7 @@ from zerolab.scheduler import (
     RecentUsage,
     Request,
     held_by_account,
+    queue_order,
     schedule,
 )
 from zerolab.scheduler.usage import HALF_LIFE_S, recent
@@ -54,6 +55,29 @@ def test_priority_comes_before_user() -> None:
     waiting = [request(1, owner="ann", priority=10), request(2, owner="bob")]
     usage = {("default", "ann"): 100.0}
     assert started(schedule(of(agent(1, 1), usage=usage), waiting, [])) == [1]
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+def test_queue_order_is_the_order_of_starts(policy: Policy) -> None:
+    for seed in range(40):
+        numbers = random.Random(seed)
+        waiting = [
+            request(
+                n,
+                owner=numbers.choice("abc"),
+                priority=numbers.choice([10, 42]),
+                weight=numbers.choice([1.0, 2.0]),
+                slots=numbers.choice([1, 2]),
+                position=numbers.random(),
+            )
+            for n in range(1, 21)
+        ]
+        running = [Allocation(n, waiting[n].job, {1: (n,)}) for n in range(3)]
+        usage = {("default", owner): numbers.random() * 100 for owner in "abc"}
+        cluster = of(agent(1, 99), usage=usage, weights={"a": 2.0}, policies={"default": policy})
+        jobs = [item.job for item in waiting]
+        order = queue_order(cluster, jobs, [(run.job, 1) for run in running])
+        assert order == started(schedule(cluster, waiting, running))
 
 
 @pytest.mark.parametrize("policy", [Policy.PRIORITY, Policy.FIFO])

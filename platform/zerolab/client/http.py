@@ -167,9 +167,9 @@ class Client(Transport):
 
         Returns:
             One dict per job, in the order of the queue: ``experiment_id``, ``name``, ``state``,
-            ``pool``, ``place`` (from 1), ``priority`` (1 to 99, smaller first), ``weight``,
-            ``max_slots``, ``queued_trials``, ``running_trials``, ``held_slots`` and
-            ``waiting_reason`` (str or None).
+            ``pool``, ``place`` (from 1; None unless it waits), ``priority`` (1 to 99, smaller
+            first), ``weight``, ``max_slots``, ``queued_trials``, ``running_trials``,
+            ``held_slots``, ``waiting_reason`` and ``order_reason`` (str or None).
 
         Example:
             >>> client = zerolab.Client()

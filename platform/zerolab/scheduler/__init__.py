@@ -1,6 +1,6 @@
 """Scheduler: pure functions from the queue and the free slots to allocations."""
 
-from zerolab.scheduler.decision import queue_key, schedule
+from zerolab.scheduler.decision import queue_key, queue_order, schedule
 from zerolab.scheduler.placement import backfill_limit, place
 from zerolab.scheduler.types import (
     DEFAULT_POOL,
@@ -34,5 +34,6 @@ __all__ = [
     "held_by_account",
     "place",
     "queue_key",
+    "queue_order",
     "schedule",
 ]

@@ -25,13 +25,13 @@ from zerolab.scheduler.types import (
     Allocation,
     Cluster,
     Decision,
+    Job,
     Policy,
     Request,
-    Start,
 )
 from zerolab.scheduler.usage import held_by_account
 
-__all__ = ["queue_key", "schedule"]
+__all__ = ["queue_key", "queue_order", "schedule"]
 
 QueueKey = tuple[int, float, float, int]
 _Entry = tuple[int, float, float, int, int, Request]
@@ -56,7 +56,7 @@ def schedule(
     ledger = Ledger(cluster, running)
     decision = ledger.decision
     held_slots = ledger.held_slots
-    shares = _UserShares(cluster, running)
+    shares = _UserShares(cluster, held_by_account(running))
     queue = _sorted_queue(waiting, cluster, held_slots)
     requeued: defaultdict[_Line, list[_Entry]] = defaultdict(list)
     line_of = _line_of if _is_shared(queue) else _single_line
@@ -67,11 +67,44 @@ def schedule(
             decision.waiting[request.trial_id] = result
             continue
         decision.start.append(result)
-        shares.add(result)
+        shares.add(request.job.account, sum(map(len, result.slots.values())))
         if remaining > 1:
             key = queue_key(request, cluster, held_slots[request.job.job_id])
             heapq.heappush(requeued[line_of(entry)], (*key, remaining - 1, request))
     return decision
+
+
+def queue_order(
+    cluster: Cluster, waiting: Iterable[Job], running: Iterable[tuple[Job, int]]
+) -> list[int]:
+    """Return waiting jobs in the order in which their next trials start as slots become free.
+
+    It is the order of :func:`schedule` if each start takes all slots of one trial. A later job may
+    still start earlier, where an earlier one lacks slots or a quota.
+
+    Args:
+        cluster: Policies, weights of users and recent usage; its agents and quotas are not used.
+        waiting: Jobs with waiting trials, each once.
+        running: Jobs that hold slots, each with their number.
+
+    Returns:
+        Ids of the waiting jobs, of all pools.
+    """
+    held_slots: dict[int, int] = {}
+    held: dict[Account, int] = {}
+    for job, slots in running:
+        held_slots[job.job_id] = slots
+        held[job.account] = held.get(job.account, 0) + slots
+    requests = (Request(job.job_id, job) for job in waiting)
+    queue = _sorted_queue(requests, cluster, held_slots)
+    shares = _UserShares(cluster, held)
+    line_of = _line_of if _is_shared(queue) else _single_line
+    order = []
+    for entry in _merge_lines(queue, line_of, defaultdict(list), shares):
+        job = entry[5].job
+        order.append(job.job_id)
+        shares.add(job.account, job.slots)
+    return order
 
 
 _Line = tuple[int, str, str]
@@ -104,9 +137,9 @@ def _is_shared(queue: Sequence[_Entry]) -> bool:
 class _UserShares:
     """Share of each user in each pool: recent usage for the user's weight, in this round."""
 
-    def __init__(self, cluster: Cluster, running: Sequence[Allocation]) -> None:
+    def __init__(self, cluster: Cluster, held: dict[Account, int]) -> None:
         self._cluster = cluster
-        self._held = held_by_account(running)
+        self._held = held
 
     def of(self, line: _Line) -> float:
         """Return the share of the user of some jobs; the smallest is served first."""
@@ -117,10 +150,9 @@ class _UserShares:
         used = self._cluster.usage.get(account, 0.0) + _HELD_S * self._held.get(account, 0)
         return used / self._cluster.weights.get(owner, 1.0)
 
-    def add(self, start: Start) -> None:
+    def add(self, account: Account, slots: int) -> None:
         """Count the slots of a trial that starts."""
-        account = start.request.job.account
-        self._held[account] = self._held.get(account, 0) + sum(map(len, start.slots.values()))
+        self._held[account] = self._held.get(account, 0) + slots
 
 
 def _sorted_queue(

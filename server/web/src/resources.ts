@@ -506,8 +506,10 @@ export interface Job {
   state: ExperimentState;
   /** Resource pool. */
   pool: string;
-  /** Position in the queue of its pool, from 1. */
-  place: number;
+  /** Position in the order in which the waiting experiments of its pool start, from 1; null if no trial waits, or the experiment is paused. */
+  place: number | null;
+  /** Why it starts later than by priority and position: the shares; null if it does not. */
+  order_reason: string | null;
   /** 1 to 99; smaller values run first, unless the pool's policy is `fifo`. */
   priority: number;
   /** Weight of its share of the slots in a pool with the policy `fair_share`. */
@@ -541,7 +543,7 @@ export interface JobAnswer {
   job: Job;
 }
 
-/** Queue in the order of execution. */
+/** Queue by pool: running, waiting in the order in which they start, and paused experiments. */
 export interface JobPage {
   jobs: Array<Job>;
   next_after: null;

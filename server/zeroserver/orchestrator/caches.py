@@ -107,7 +107,8 @@ class QueueCache(msgspec.Struct):
     unapplied: set[int] = msgspec.field(default_factory=set)
     """Experiments with trials that do not follow the experiment's state yet."""
     usage: RecentUsage | None = None
-    """Recent usage by user; None until it is read from the runs."""
+    """Recent usage by user; None until it is read from the runs. It is immutable and replaced after
+    each round, so any thread may read it."""
     point_budget: int = 0
     """Number of points of former runs that the current transaction may still delete."""
 

@@ -51,7 +51,7 @@ def test_job_moved_ahead_starts_next(server: Server) -> None:
         server.submit()
     assert queue(server) == [1, 2, 3, 4]
     moved = server.post("/jobs/4/move", {"ahead_of": 2})["job"]
-    assert (moved["place"], moved["priority"]) == (2, 42)
+    assert (moved["place"], moved["priority"]) == (1, 42)  # experiment 1 runs
     server.post("/jobs/2/move", {"behind": 3})
     assert queue(server) == [1, 4, 3, 2]
     order = []
@@ -59,6 +59,20 @@ def test_job_moved_ahead_starts_next(server: Server) -> None:
         order += running(server, 1)
         finish_first_run(server)
     assert order == [1, 4, 3, 2]
+
+
+@pytest.mark.needs_extension("queue")
+def test_only_waiting_experiments_have_a_place(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.add_agent()
+    for _ in range(4):
+        server.submit()
+    server.act("pause", 2)
+    rows = [(row["experiment_id"], row["place"]) for row in server.get("/jobs")["jobs"]]
+    assert rows == [(1, None), (3, 1), (4, 2), (2, None)]
+    server.act("activate", 2)
+    rows = [(row["experiment_id"], row["place"]) for row in server.get("/jobs")["jobs"]]
+    assert rows == [(1, None), (2, 1), (3, 2), (4, 3)]
 
 
 @pytest.mark.needs_extension("queue")
@@ -153,15 +167,15 @@ def test_experiment_waits_for_agent_of_its_pool(server: Server) -> None:
 @pytest.mark.needs_extension("queue")
 def test_pool_uses_its_policy(server: Server) -> None:
     server.request("PUT", "/pools/default", json={"policy": "fifo"})
-    for priority in (99, 1):
+    for priority in (99, 50, 1):
         server.submit(**resources(priority=priority))
     server.add_agent()
     assert running(server, 1) == [1]
     assert server.directive(server.work()[0].run_id) == "train"
-    assert queue(server) == [1, 2]
+    assert queue(server) == [1, 2, 3]
     server.request("PUT", "/pools/default", json={"policy": "priority"})
     assert server.directive(server.work()[0].run_id) == "preempt"
-    assert queue(server) == [2, 1]
+    assert queue(server) == [1, 3, 2]  # experiment 1 still holds its slot
     assert "name" in error_text(server, "PUT", "/pools/.x", {"policy": "fifo"}, 422)
     assert "policy" in error_text(server, "PUT", "/pools/x", {"policy": "round"}, 422)
 

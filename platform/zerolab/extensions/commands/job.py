@@ -25,7 +25,7 @@ def list_jobs(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List running and waiting experiments, in the order of the queue.
+    """List running and waiting experiments, in the order in which they start.
 
     Shows why an experiment waits.
 
@@ -45,7 +45,7 @@ def list_jobs(
             job["name"],
             *(job[key] for key in extra),
             job["pool"],
-            job["place"],
+            "-" if job["place"] is None else job["place"],
             job["priority"],
             job["state"],
             _slots(job),
@@ -60,6 +60,8 @@ def list_jobs(
     for job in jobs:
         if job["waiting_reason"]:
             result(f"experiment {job['experiment_id']} waits: {job['waiting_reason']}")
+        if job["order_reason"]:
+            result(f"experiment {job['experiment_id']} starts later: {job['order_reason']}")
         if job["fewer_reason"]:
             result(f"experiment {job['experiment_id']}: {job['fewer_reason']}")
 
@@ -99,8 +101,10 @@ def move(
     if as_json:
         print_json(job)
         return
+    place, state = job["place"], job["state"]
+    where = f"{state} without a place" if place is None else f"at position {place}"
     result(
-        f"experiment {experiment_id} is at position {job['place']} of pool {job['pool']}, "
+        f"experiment {experiment_id} is {where} of pool {job['pool']}, "
         f"with priority {job['priority']}"
     )
 

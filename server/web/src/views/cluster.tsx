@@ -143,7 +143,7 @@ function Line({ job, extra, above, below, first, act }: LineProps) {
   return (
     <tr>
       <Cell name="position" kind="figure">
-        {job.place}{" "}
+        {job.place ?? "–"}{" "}
         <span class="moves" role="group" aria-label={`move ${job.name}`}>
           <Allowed>
             <button type="button" title="move to the front" aria-label="first" disabled={!above} onClick={() => move({ ahead_of: first.experiment_id })}>
@@ -162,6 +162,7 @@ function Line({ job, extra, above, below, first, act }: LineProps) {
         <a href={address(job.experiment_id)}>{job.name}</a> <small class="muted">{job.experiment_id}</small>
         <Labels labels={job.labels} />
         <Trouble of={{ ...job, error: null }} />
+        {job.order_reason && <small class="muted">starts later: {job.order_reason}</small>}
       </Cell>
       {extra.map((key) => (
         <Cell key={key} name={key}>

@@ -1,29 +1,30 @@
 """Queries of jobs and quotas as resources, without a query in a loop."""
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, select, text
 
-from zerolab.scheduler import Policy
+from zerolab import scheduler
+from zerolab.scheduler import Cluster, Policy
 from zeroserver.analysis.cost import count_host_slots
 from zeroserver.api.cluster.cluster_queries import pool_policies
 from zeroserver.extensions.queue.resources import Job, Quota
 from zeroserver.orchestrator.cluster.scheduler_input import EVERY_USER, OPEN_RUNS, read_quotas
 from zeroserver.orchestrator.node_service import held_slots
 from zeroserver.orchestrator.state import Orchestrator
-from zeroserver.states import EXPERIMENT_ENDED
-from zeroserver.store.schema import experiments, projects, quotas, runs, trials, users
+from zeroserver.states import EXPERIMENT_ENDED, ExperimentState
+from zeroserver.store.schema import WAITING, experiments, projects, quotas, runs, trials, users
 from zeroserver.store.user_directory import UserDirectory
 
 __all__ = ["job_list", "quota_list"]
 
 
 def job_list(orchestrator: Orchestrator, connection: Connection) -> list[Job]:
-    """Return the experiments that have not ended, by pool and in the order of the queue."""
+    """Return the experiments that have not ended, by pool and in the order in which they start."""
     used = _held(connection)
-    policies = pool_policies(connection)
     columns = experiments.c
     query = select(
         columns.id, columns.name, columns.state, columns.pool, columns.priority, columns.weight,
@@ -31,11 +32,6 @@ def job_list(orchestrator: Orchestrator, connection: Connection) -> list[Job]:
         columns.host_slots, columns.created_at, columns.owner_id, columns.project_id,
     ).where(columns.state.not_in(EXPERIMENT_ENDED))  # fmt: skip
     rows = list(connection.execute(query))
-
-    def turn(row: Any) -> tuple[str, int, float, int]:
-        fifo = policies.get(row.pool) == Policy.FIFO
-        return row.pool, 0 if fifo else row.priority, row.position, row.id
-
     counted = (
         select(trials.c.experiment_id, trials.c.state, func.count())
         .join(experiments, experiments.c.id == trials.c.experiment_id)
@@ -44,16 +40,15 @@ def job_list(orchestrator: Orchestrator, connection: Connection) -> list[Job]:
     )
     counts = {(home, state): number for home, state, number in connection.execute(counted)}
     fewer = _on_fewer(connection)
-    places: Counter[str] = Counter()
-    result = []
-    for row in sorted(rows, key=turn):
-        places[row.pool] += 1
-        job = Job.of(
+    queue = _Queue(orchestrator, connection, rows, used)
+    return [
+        Job.of(
             row,
             experiment_id=row.id,
             owner=orchestrator.users.shown_owner(row.owner_id),
             project=orchestrator.projects.shown_name(row.project_id),
-            place=places[row.pool],
+            place=queue.places.get(row.id),
+            order_reason=queue.reason(row.id),
             slots_per_trial=row.slots,
             host_slots=count_host_slots(row.host_slots),
             running_trials=counts.get((row.id, "RUNNING"), 0),
@@ -62,8 +57,110 @@ def job_list(orchestrator: Orchestrator, connection: Connection) -> list[Job]:
             waiting_reason=orchestrator.queue.waiting.of_job(row.id, row.state),
             fewer_reason=fewer.get(row.id),
         )
-        result.append(job)
-    return result
+        for row in sorted(rows, key=queue.turn)
+    ]
+
+
+class _Queue:
+    """Order in which waiting experiments start, by pool.
+
+    Args:
+        orchestrator: Users and their recent usage.
+        connection: Database connection.
+        rows: All experiments that have not ended.
+        used: Slots that each experiment holds.
+    """
+
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        connection: Connection,
+        rows: Sequence[Any],
+        used: Mapping[int, int],
+    ) -> None:
+        usage = orchestrator.queue.usage
+        self._users = orchestrator.users
+        self._cluster = Cluster(
+            agents=(),
+            policies=pool_policies(connection),
+            weights={user.name: user.weight for user in orchestrator.users.users()},
+            usage={} if usage is None else usage.advance(orchestrator.steady()).slot_seconds,
+        )
+        self._jobs = {
+            row.id: scheduler.Job(
+                job_id=row.id,
+                slots=row.slots,
+                position=row.position,
+                pool=row.pool,
+                priority=row.priority,
+                weight=row.weight,
+                owner=orchestrator.users.name_of(row.owner_id),
+            )
+            for row in rows
+        }
+        self._held = {key: slots for key, slots in used.items() if key in self._jobs}
+        query = select(trials.c.experiment_id).where(text(WAITING)).distinct()
+        queued = set(connection.scalars(query))
+        waiting = [
+            self._jobs[row.id]
+            for row in rows
+            if row.state == ExperimentState.ACTIVE and row.id in queued
+        ]
+        running = [(self._jobs[key], slots) for key, slots in self._held.items()]
+        self.places: dict[int, int] = {}
+        """Waiting experiment to its place in its pool, from 1."""
+        passed: Counter[str] = Counter()
+        for experiment_id in scheduler.queue_order(self._cluster, waiting, running):
+            pool = self._jobs[experiment_id].pool
+            passed[pool] += 1
+            self.places[experiment_id] = passed[pool]
+        self._plain = self._plain_places(waiting)
+        self._held_by_user: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """Pool to the users whose experiments hold slots of it or wait for them."""
+        for key in self._held.keys() | self.places.keys():
+            job = self._jobs[key]
+            self._held_by_user[job.pool][job.owner] += self._held.get(key, 0)
+
+    def _plain_places(self, waiting: list[scheduler.Job]) -> dict[int, int]:
+        """Return the places by priority and position, without shares."""
+        places: dict[int, int] = {}
+        passed: Counter[str] = Counter()
+        for job in sorted(waiting, key=self._key):
+            passed[job.pool] += 1
+            places[job.job_id] = passed[job.pool]
+        return places
+
+    def _key(self, job: scheduler.Job) -> tuple[str, int, float, int]:
+        fifo = self._cluster.policy(job.pool) is Policy.FIFO
+        return job.pool, 0 if fifo else job.priority, job.position, job.job_id
+
+    def turn(self, row: Any) -> tuple[Any, ...]:
+        """Return the sort key of an experiment: running, waiting, then paused ones."""
+        place = self.places.get(row.id)
+        group = (
+            1 if place else 0 if row.state == ExperimentState.ACTIVE or row.id in self._held else 2
+        )
+        return row.pool, group, place or 0, self._key(self._jobs[row.id])
+
+    def reason(self, experiment_id: int) -> str | None:
+        """Return why an experiment starts later than by priority and position."""
+        place = self.places.get(experiment_id)
+        if place is None or place <= self._plain[experiment_id]:
+            return None
+        job = self._jobs[experiment_id]
+        held = self._held_by_user[job.pool]
+        if len(held) == 1:
+            slots = _slots(self._held.get(experiment_id, 0))
+            return f"it holds {slots}, with weight {job.weight:g}"
+        weights = {user: self._cluster.weights.get(user, 1.0) for user in held}
+        due = sum(held.values()) * weights[job.owner] / sum(weights.values())
+        hours = self._cluster.usage.get(job.account, 0.0) / 3600
+        text = f"user {job.owner} holds {_slots(held[job.owner])}, and a fair share is {due:.3g}"
+        return f"{text}; recent use: {hours:.3g} slot-hours"
+
+
+def _slots(number: int) -> str:
+    return "1 slot" if number == 1 else f"{number} slots"
 
 
 def _on_fewer(connection: Connection) -> dict[int, str]:

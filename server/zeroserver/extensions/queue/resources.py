@@ -36,8 +36,11 @@ class Job(Resource, frozen=True):
     """State of the experiment."""
     pool: str
     """Resource pool."""
-    place: int
-    """Position in the queue of its pool, from 1."""
+    place: int | None
+    """Position in the order in which the waiting experiments of its pool start, from 1; null if no
+    trial waits, or the experiment is paused."""
+    order_reason: str | None
+    """Why it starts later than by priority and position: the shares; null if it does not."""
     priority: int
     """1 to 99; smaller values run first, unless the pool's policy is `fifo`."""
     weight: float
@@ -73,7 +76,7 @@ class JobAnswer(Resource, frozen=True):
 
 
 class JobPage(Resource, frozen=True):
-    """Queue in the order of execution."""
+    """Queue by pool: running, waiting in the order in which they start, and paused experiments."""
 
     jobs: list[Job]
     next_after: None = None
