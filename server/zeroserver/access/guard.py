@@ -156,6 +156,10 @@ class Guard:
                 return
             principal = self._check(scope, headers)
             hidden = self._ownership.hidden_from(principal)
+            scope.setdefault("state", {})["is_current"] = lambda: (
+                self._identify(scope, headers)[0] == principal
+                and self._ownership.hidden_from(principal) == hidden
+            )
         except ZerolabError as error:
             await _refuse(error, scope, receive, guarded_send)
             return

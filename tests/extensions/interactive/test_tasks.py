@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -130,6 +131,7 @@ def test_only_owner_and_administrators_reach_a_port(team: Team, port_task: int) 
         )
         assert link.status_code == 403
         assert team.get(user, "/api/v1/interactive-tasks").json() == {"tasks": []}
+    assert team.get("ann", f"/proxy%2F{port_task}%2Fsome").status_code == 422
     assert team.get("", path).status_code == 401
     page = team.get("", path, Accept="text/html")
     assert (page.status_code, page.headers["Location"]) == (303, f"/#/experiments/{port_task}")
@@ -190,6 +192,25 @@ def test_other_origins_cannot_send_requests(team: Team, port_task: int) -> None:
         assert host.send("GET", "/", Origin=wrong, **upgrade).status_code == 403
     team.zerolab("ann", "logout")
     assert host.send("GET", "/").status_code == 401
+
+
+def test_open_connection_ends_with_its_token(team: Team, port_task: int) -> None:
+    """A connection, such as that of a shell, does not outlive the token that opened it."""
+    token = team.installation.client.create_token(user="ann")
+    url = httpx.URL(team.url)
+    with socket.create_connection((url.host, url.port or 80), DEADLINE_S) as connection:
+        for head in (
+            f"GET /proxy/{port_task}/ HTTP/1.1\r\nHost: {url.host}\r\nConnection: Upgrade\r\n"
+            f"Upgrade: tcp\r\nAuthorization: Bearer {token['secret']}\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: task\r\n\r\n",
+        ):
+            connection.sendall(head.encode())
+            assert connection.recv(100)
+        address = f"{team.url}/api/v1/users/ann/tokens/{token['token']['id']}"
+        headers = {"Authorization": f"Bearer {team.tokens['admin']}"}
+        assert httpx.delete(address, headers=headers, timeout=DEADLINE_S).status_code == 204
+        while connection.recv(65536):  # the remainder of the response
+            pass
 
 
 def test_responses_are_streamed(team: Team, port_task: int) -> None:

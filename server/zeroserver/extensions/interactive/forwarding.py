@@ -6,7 +6,7 @@ WebSockets and ssh, bytes are passed on unread.
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from zerolab.errors import ConfigError
 from zeroserver.access.task_hosts import TASK
 from zeroserver.access.upgrades import ByteStream, Upgrade, upgrade_of
 from zeroserver.extensions.interactive.endpoints import Endpoint
@@ -31,6 +32,8 @@ _MAX_CONNECTIONS = 100
 """Maximum number of simultaneous requests and WebSockets of a task."""
 _CONTROL_BYTES = 131
 """Maximum size of a WebSocket ping or pong, which does not count as use."""
+_CHECK_S = 5.0
+"""Interval of checks that the caller of an open connection still has access."""
 _HOP_BY_HOP = frozenset(
     {
         b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
@@ -81,9 +84,10 @@ async def forward_request(
 
     endpoint.touch()
     upgrade = upgrade_of(request.scope)
+    is_current: Callable[[], bool] = request.scope["state"]["is_current"]
     headers = dict(request.scope["headers"])
     if upgrade is not None and headers.get(b"upgrade", b"").lower() == b"tcp":
-        return await _connect(upgrade, endpoint)
+        return await _connect(upgrade, endpoint, is_current)
     if endpoint.pool is None:
         endpoint.pool = httpcore.AsyncConnectionPool(
             max_connections=_MAX_CONNECTIONS,
@@ -109,11 +113,13 @@ async def forward_request(
     except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException):
         return HTMLResponse("<p>The program of the task closed the connection.", 502)
     if response.status == 101 and upgrade is not None:
-        return _switch(upgrade, response, endpoint)
+        return _switch(upgrade, response, endpoint, is_current)
     return _streamed(response, endpoint, request.scope, cookie_names)
 
 
-async def _connect(upgrade: Upgrade, endpoint: Endpoint) -> Response:
+async def _connect(
+    upgrade: Upgrade, endpoint: Endpoint, is_current: Callable[[], bool]
+) -> Response:
     """Connect a client to the port of a task without HTTP."""
     try:
         tunnel = await endpoint.take_tunnel(_TUNNEL_WAIT_S)
@@ -122,12 +128,17 @@ async def _connect(upgrade: Upgrade, endpoint: Endpoint) -> Response:
 
     async def relay() -> None:
         client = upgrade([(b"upgrade", b"tcp")])
-        await _relay(client, _Tunnel(tunnel), endpoint, is_websocket=False)
+        await _relay(client, _Tunnel(tunnel), endpoint, is_current, is_websocket=False)
 
     return _Upgraded(relay)
 
 
-def _switch(upgrade: Upgrade, response: "httpcore.Response", endpoint: Endpoint) -> Response:
+def _switch(
+    upgrade: Upgrade,
+    response: "httpcore.Response",
+    endpoint: Endpoint,
+    is_current: Callable[[], bool],
+) -> Response:
     """Connect a client to a task that has accepted its upgrade."""
     headers = [(name, value) for name, value in response.headers if name.lower() != b"connection"]
     headers = [item for item in headers if item[0].lower() != b"set-cookie"]
@@ -136,7 +147,7 @@ def _switch(upgrade: Upgrade, response: "httpcore.Response", endpoint: Endpoint)
         try:
             client = upgrade(headers)
             stream = response.extensions["network_stream"]
-            await _relay(client, stream, endpoint, is_websocket=True)
+            await _relay(client, stream, endpoint, is_current, is_websocket=True)
         finally:
             await response.aclose()
 
@@ -157,8 +168,15 @@ class _Upgraded(Response):
             return  # the client has gone
 
 
-async def _relay(client: ByteStream, task: Any, endpoint: Endpoint, *, is_websocket: bool) -> None:
-    """Pass bytes on in both directions until either side closes its connection."""
+async def _relay(
+    client: ByteStream,
+    task: Any,
+    endpoint: Endpoint,
+    is_current: Callable[[], bool],
+    *,
+    is_websocket: bool,
+) -> None:
+    """Pass bytes on in both directions until a side closes, or the caller loses the access."""
     import httpcore
 
     def count(data: bytes) -> None:
@@ -175,7 +193,11 @@ async def _relay(client: ByteStream, task: Any, endpoint: Endpoint, *, is_websoc
             count(data)
             await client.write(data)
 
-    directions = [asyncio.create_task(upload()), asyncio.create_task(download())]
+    async def check() -> None:
+        while is_current():
+            await asyncio.sleep(_CHECK_S)
+
+    directions = [asyncio.create_task(part()) for part in (upload, download, check)]
     try:
         await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -221,10 +243,17 @@ class _Streamed(StreamingResponse):
 
 
 def _target(scope: Scope) -> bytes:
-    """Return the path and query behind the prefix of the task, as the client has sent them."""
+    """Return the path and query behind the prefix of the task, as the client has sent them.
+
+    Raises:
+        ConfigError: If the slashes of the prefix are encoded.
+    """
     raw: bytes = scope["raw_path"]
     query: bytes = scope["query_string"]
-    path = b"/" + raw.split(b"/", 3)[3]
+    parts = raw.split(b"/", 3)
+    if len(parts) < 4:
+        raise ConfigError("request", ["path: must be /proxy/TASK/PATH, got encoded slashes"])
+    path = b"/" + parts[3]
     return path + b"?" + query if query else path
 
 
