@@ -107,6 +107,45 @@ def test_next_agent_delivers_logs_of_killed_one(installation: Installation, tmp_
         assert lines == expected_lines(rank, 500) + expected_lines(rank, 1000)
 
 
+LOADED = """
+import os, pathlib, time
+gate = pathlib.Path(GATE)
+memory = b"x" * (100_000_000 if os.environ["RANK"] == "1" else 1)
+(gate / ("first_" + os.environ["RANK"])).touch()
+while not (gate / "go").exists():
+    time.sleep(0.02)
+"""
+
+
+def test_slots_show_their_run_and_its_load(installation: Installation, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    config = {**CONFIG, "name": "loaded"}
+    experiment_id = installation.submit(tmp_path / "model", config, script(LOADED, gate))
+    wait_for_files(gate, "first_0", "first_1")
+
+    def memories() -> list[int]:
+        loads = [slot["load"] or {} for slot in installation.client.agents()[0]["slots"]]
+        return [load.get("memory_bytes") or 0 for load in loads]
+
+    until("slot 1 uses more memory", memories, lambda used: used[1] > used[0] + 90_000_000 > 9e7)
+    (agent,) = installation.json("agent", "list")
+    (trial,) = installation.client.trials(experiment_id)
+    for slot in agent["slots"]:
+        use = (slot["experiment"], slot["experiment_id"], slot["trial_id"], slot["run_id"])
+        assert use == ("loaded", experiment_id, trial["id"], trial["run_id"])
+        assert slot["load"]["cpu_percent"] >= 0
+        assert slot["owner"] is None
+    machine = agent["load"]
+    assert 0 < machine["memory_bytes"] < machine["memory_total_bytes"]
+    assert 0 < machine["disk_bytes"] < machine["disk_total_bytes"]
+    table = installation.quick("agent", "list", "--slots").stdout
+    lines = [line for line in table.splitlines() if f"{experiment_id}: loaded" in line]
+    assert len(lines) == 2, table
+    assert " MB" in lines[1], table
+    (gate / "go").touch()
+    assert installation.wait_for(experiment_id)["state"] == "COMPLETED"
+
+
 FAMILY = """
 import os, pathlib, subprocess, sys, time
 gate = pathlib.Path(GATE)

@@ -7,7 +7,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.waiting import until
 from tests.web.conftest import Watched
-from tests.web.stage import Stage
+from tests.web.stage import TRIALS, Stage
 
 pytestmark = [pytest.mark.browser, pytest.mark.processes]
 
@@ -59,7 +59,38 @@ def test_cluster_page_shows_and_changes_queue(stage: Stage, spectator: Watched) 
     field.press("Escape")
     expect(field).to_have_value("7")
 
-    # Machines: disable a slot, then all; a new agent appears without a reload.
+    # Machines: who uses the slots, and their load.
+    using = int(played.submit(name="using", searcher=SEARCHER)["id"])
+    load = {
+        "cpu_percent": 40, "cores": 4, "memory_bytes": 2**31, "memory_total_bytes": 2**33,
+        "disk_bytes": 10, "disk_total_bytes": 20,
+        "slots": [
+            {
+                "id": slot, "cpu_percent": 150, "memory_bytes": 2**30, "gpu_percent": 75,
+                "gpu_memory_bytes": 2**32, "gpu_memory_total_bytes": 2**33,
+            }
+            for slot in range(TRIALS)
+        ],
+    }  # fmt: skip
+    played.post("/agents/1/work?wait_s=0", load)
+    uses = page.get_by_role("list", name="slots in use on agent")
+    use = uses.get_by_role("listitem").filter(has_text="using")
+    expect(use.get_by_label("GPU", exact=True)).to_have_attribute("value", "75")
+    expect(use).to_contain_text("150 %")
+    expect(use).to_contain_text("4.0 GiB")
+    trial = played.trials(using)[0]["id"]
+    expect(use.get_by_role("link", name=f"trial {trial}")).to_have_attribute(
+        "href", f"#/trials/{trial}"
+    )
+    machine_load = page.locator("tr", has=uses).get_by_label("CPU", exact=True).first
+    expect(machine_load).to_have_attribute("value", "40")
+    expect(page.locator("tr", has=uses)).to_contain_text("40 % of 4 cores")
+
+    played.act("kill", using)
+    played.exit(played.trials(using)[0]["run_id"], 137)
+    played.request("DELETE", f"/experiments/{using}")
+
+    # Disable a slot, then all; a new agent appears without a reload.
     played.add_agent(2, "spare-machine")
     machines = page.locator("tr", has=page.locator(".slots"))
     machine = machines.filter(has_text="spare-machine")

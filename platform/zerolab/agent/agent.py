@@ -12,7 +12,13 @@ import time
 from zerolab.agent.run import Run, finish_run, leftover_runs, run_environment
 from zerolab.client.http import Client
 from zerolab.client.transport import Backoff
-from zerolab.contract.messages import KILL_GRACE_S, AgentRegistration, AgentWork, WorkItem
+from zerolab.contract.messages import (
+    KILL_GRACE_S,
+    AgentLoad,
+    AgentRegistration,
+    AgentWork,
+    WorkItem,
+)
 from zerolab.contract.names import DEFAULT_POOL
 from zerolab.contract.run_folder import RunFolder
 from zerolab.errors import (
@@ -25,6 +31,7 @@ from zerolab.errors import (
 from zerolab.files import lock_file, write_json
 from zerolab.launcher.interface import Launcher
 from zerolab.paths import Home
+from zerolab.registry import PARTS
 
 __all__ = ["Agent"]
 
@@ -85,6 +92,10 @@ class Agent:
         self._finished: dict[int, float] = {}  # runs of an earlier agent
         self._launcher = launcher
         self._for_hosts = for_hosts or launcher
+        part = PARTS.find("system_metrics")
+        self._meter = part.LoadMeter(home.path) if part else None
+        self._load: AgentLoad | None = None
+        """Measurements that are not sent yet."""
 
     def run(self) -> None:
         """Execute runs until SIGTERM or SIGINT; then stop them so that they can checkpoint.
@@ -129,9 +140,10 @@ class Agent:
         self._launcher.close()
 
     def _watch_slots(self) -> None:
-        """Register again whenever the usable slots change."""
+        """Measure the load, and register again whenever the usable slots change."""
         while not self._stopping.wait(_SLOTS_POLL_S):
             try:
+                self._measure()
                 offered = list(self._launcher.offers())
                 if offered == self._slots:
                     continue
@@ -143,6 +155,19 @@ class Agent:
                 self._agent_id = None  # registers again when the server responds
             except Exception:  # the thread's boundary
                 logger.exception("cannot query the slots of this machine; retrying")
+
+    def _measure(self) -> None:
+        """Measure the machine and the slots; the next request for work sends the result."""
+        if self._meter is None:
+            return
+        with self._changing:
+            runs = list(self._runs.values())
+        ranks = {pid: slots for run in runs for pid, slots in run.rank_slots().items()}
+        try:
+            self._load = self._meter.measure(self._slots, ranks)
+        except Exception as error:  # noqa: BLE001 - a failing sensor must not stop the agent
+            logger.warning("the load of this machine is no longer reported: %s", error)
+            self._meter = None
 
     def _finish(self, folder: RunFolder, run_id: int) -> None:
         finish_run(folder, run_id, self._client, self._closing)
@@ -196,7 +221,8 @@ class Agent:
                     self._agent_id = self._register()
                     version, registered = 0, True
                 requested_at = time.monotonic()
-                work = self._client.work(self._agent_id, version, _WAIT_S, self._identity)
+                load, self._load = self._load, None
+                work = self._client.work(self._agent_id, version, _WAIT_S, self._identity, load)
                 version = work.version
                 backoff.reset()
                 self._apply_work(work, requested_at)

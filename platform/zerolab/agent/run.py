@@ -125,6 +125,14 @@ class Run:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def rank_slots(self) -> dict[int, Sequence[int]]:
+        """Return the slots of each rank on this machine, by the id of the rank's process."""
+        if self._item.spec.hosts or not self._thread.is_alive():
+            return {}
+        slots, pids = self._item.slot_ids, list(self._folder.rank_pids().values())
+        per_rank = max(1, len(slots) // max(1, len(pids)))
+        return {pid: slots[at * per_rank :][:per_rank] for at, pid in enumerate(pids)}
+
     def _main(self) -> None:
         try:
             outcome = self._execute()

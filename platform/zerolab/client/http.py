@@ -33,6 +33,7 @@ from zerolab.client.transport import (
 from zerolab.contract.messages import (
     MSGPACK,
     AgentLeave,
+    AgentLoad,
     AgentRegistration,
     AgentWork,
     BatchReceipt,
@@ -2351,7 +2352,12 @@ class Client(Transport):
         return int(response["agent_id"])
 
     def work(
-        self, agent_id: int, version: int, wait_s: float = 30.0, identity: str | None = None
+        self,
+        agent_id: int,
+        version: int,
+        wait_s: float = 30.0,
+        identity: str | None = None,
+        load: AgentLoad | None = None,
     ) -> AgentWork:
         """Wait until an agent's work differs from a version; also the heartbeat.
 
@@ -2360,6 +2366,7 @@ class Client(Transport):
             version: ``version`` of the last response; 0 at the start.
             wait_s: Maximum wait, in seconds.
             identity: Identity of the registration, if it had one.
+            load: New measurements of the machine and its slots.
 
         Returns:
             ``version``, and all ``runs`` that the agent must start or kill.
@@ -2376,7 +2383,11 @@ class Client(Transport):
             []
         """
         params = {"version": version, "wait_s": wait_s, "identity": identity}
-        response = self._get(f"/agents/{agent_id}/work", params, extra_s=wait_s)
+        path = f"/agents/{agent_id}/work"
+        if load is None:
+            response = self._get(path, params, extra_s=wait_s)
+        else:
+            response = self._send_typed(path, load, params=params, extra_s=wait_s)
         return msgspec.json.decode(response.content, type=AgentWork)
 
     def leave(self, agent_id: int, *, done: bool) -> None:

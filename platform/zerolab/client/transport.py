@@ -201,10 +201,12 @@ class Transport:
     def _get(self, path: str, params: Mapping[str, Any], *, extra_s: float = 0.0) -> httpx.Response:
         return self._send("GET", path, params=params, extra_s=extra_s, repeatable=True)
 
-    def _send_typed(self, path: str, body: msgspec.Struct) -> httpx.Response:
-        """POST a body in an idempotent request."""
+    def _send_typed(self, path: str, body: msgspec.Struct, **options: Any) -> httpx.Response:
+        """POST a body in an idempotent request; ``options`` are those of :meth:`_send`."""
         content, headers = msgspec.json.encode(body), {"Content-Type": JSON}
-        return self._send("POST", path, content=content, headers=headers, repeatable=True)
+        return self._send(
+            "POST", path, content=content, headers=headers, repeatable=True, **options
+        )
 
     def _unpaged_list(self, path: str, key: str, **params: Any) -> list[Json]:
         """Read a list without pages."""

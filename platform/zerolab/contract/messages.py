@@ -7,10 +7,11 @@ can carry numbers that are not finite. JSON cannot, so it carries the strings ``
 """
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from zerolab.contract.limits import SLOTS
 from zerolab.contract.media import MediaRecord
 from zerolab.contract.names import DEFAULT_POOL
 from zerolab.contract.spec import RunSpec
@@ -22,6 +23,7 @@ __all__ = [
     "LENGTH_BYTES",
     "MSGPACK",
     "AgentLeave",
+    "AgentLoad",
     "AgentRegistration",
     "AgentWork",
     "AlertRecord",
@@ -41,6 +43,7 @@ __all__ = [
     "RunActivity",
     "RunExit",
     "SlotInfo",
+    "SlotLoad",
     "StateRecord",
     "WorkItem",
     "plain_number",
@@ -238,8 +241,40 @@ class WorkItem(msgspec.Struct, frozen=True):
     """Seconds between SIGTERM and SIGKILL of a run to kill."""
 
 
+Percent = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+Bytes = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+
+
+class SlotLoad(msgspec.Struct, frozen=True):
+    """Load of a slot: the processes of its run, and its GPU."""
+
+    id: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+    cpu_percent: Percent | None = None
+    """CPU time of the processes; 100 is one core. None if nothing runs in the slot."""
+    memory_bytes: Bytes | None = None
+    """Resident memory of the processes; pages that they share count for each one."""
+    gpu_percent: Percent | None = None
+    """Utilization of the GPU by any program; None without a GPU, or if it does not report it."""
+    gpu_memory_bytes: Bytes | None = None
+    gpu_memory_total_bytes: Bytes | None = None
+
+
+class AgentLoad(msgspec.Struct, frozen=True):
+    """Body of ``POST /agents/{id}/work``: load of the agent's machine and of its slots."""
+
+    cpu_percent: Percent
+    """CPU time of all programs, of all cores together: at most 100."""
+    cores: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+    memory_bytes: Bytes
+    memory_total_bytes: Bytes
+    disk_bytes: Bytes
+    """Used bytes of the file system with the agent's data directory."""
+    disk_total_bytes: Bytes
+    slots: Annotated[list[SlotLoad], msgspec.Meta(max_length=SLOTS)] = []
+
+
 class AgentWork(msgspec.Struct, frozen=True):
-    """Response to ``GET /agents/{id}/work``: all runs that the agent should have."""
+    """Response to a request for work: all runs that the agent should have."""
 
     version: int
     runs: list[WorkItem]

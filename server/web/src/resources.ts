@@ -22,10 +22,12 @@ export interface Agent {
   enabled: boolean;
   /** Seconds since its last request. */
   silent_s: number;
-  /** Its devices: `id`, `device`, `run_id` of the run that holds it, `enabled`, `down`. */
+  /** Its devices: `id`, `device`, `enabled`, `down`, and the run that holds it: `run_id`, `trial_id`, `experiment_id`, `experiment`, `owner`, `load`. */
   slots: Array<Slot>;
   /** Time of its last registration. */
   registered_at: string;
+  /** Newest load of the machine; null if the agent did not report any within a minute. */
+  load: MachineLoad | null;
 }
 
 /** Response with one agent. */
@@ -590,6 +592,22 @@ export interface LoginLink {
   url: string;
 }
 
+/** Load of an agent's machine. */
+export interface MachineLoad {
+  /** CPU time of all programs, of all cores together: at most 100. */
+  cpu_percent: number;
+  /** Number of CPU cores. */
+  cores: number;
+  /** Memory in use. */
+  memory_bytes: number;
+  /** Memory of the machine. */
+  memory_total_bytes: number;
+  /** Used bytes of the file system with the agent's data directory. */
+  disk_bytes: number;
+  /** Size of that file system. */
+  disk_total_bytes: number;
+}
+
 /** Medium of a trial at a step. */
 export interface Media {
   /** Name, the same at each step. */
@@ -1151,6 +1169,30 @@ export interface Slot {
   enabled: boolean;
   /** Whether the cluster of its agent has lost the node, so that nothing can start on it. */
   down: boolean;
+  /** Experiment of the run; null if the caller may not see it. */
+  experiment_id: number | null;
+  /** Name of the experiment. */
+  experiment: string | null;
+  /** Trial of the run. */
+  trial_id: number | null;
+  /** Owner of the experiment; null if the installation has only one user. */
+  owner: string | null;
+  /** Newest load; null if the agent did not report any within a minute. */
+  load: SlotUse | null;
+}
+
+/** Load of a slot, as its agent measured it. */
+export interface SlotUse {
+  /** CPU time of the processes of its run; 100 is one core. Null if none runs. */
+  cpu_percent: number | null;
+  /** Resident memory of these processes; pages that they share count for each one. */
+  memory_bytes: number | null;
+  /** Utilization of the GPU by any program; null without a GPU, or if it does not report it. */
+  gpu_percent: number | null;
+  /** Used memory of the GPU. */
+  gpu_memory_bytes: number | null;
+  /** Memory of the GPU. */
+  gpu_memory_total_bytes: number | null;
 }
 
 /** Configuration of an experiment as submitted. */

@@ -168,6 +168,7 @@ ACCESS: dict[str, Access] = {
     "POST /api/v1/agents/{agent_id}/disable": ADMIN,
     "POST /api/v1/agents/{agent_id}/enable": ADMIN,
     "GET /api/v1/agents/{agent_id}/work": AGENT,
+    "POST /api/v1/agents/{agent_id}/work": AGENT,
     "POST /api/v1/agents/{agent_id}/leave": AGENT,
     # Runs
     "POST /api/v1/runs/{run_id}/started": AGENT,

@@ -22,6 +22,7 @@ from zerolab.contract.messages import (
     LEAVE_GRACE_S,
     MSGPACK,
     AgentLeave,
+    AgentLoad,
     AgentRegistration,
     AgentWork,
     BatchReceipt,
@@ -199,6 +200,15 @@ async def register(request: Request) -> Response:
 
 async def work(request: Request) -> Response:
     """Wait until the work of an agent differs from ``version``; also its heartbeat."""
+    return await _wait_for_work(request, None)
+
+
+async def report_load(request: Request) -> Response:
+    """Store the load of an agent, and wait until its work differs from ``version``."""
+    return await _wait_for_work(request, await _body(request, AgentLoad))
+
+
+async def _wait_for_work(request: Request, load: AgentLoad | None) -> Response:
     services = services_of(request)
     agent_id = _id(request, "agent_id")
     seen_version = int(_number(request, "version", 0))
@@ -206,7 +216,7 @@ async def work(request: Request) -> Response:
     wait_s = min(_number(request, "wait_s", 30.0), max_wait_s)
     identity = request.query_params.get("identity", "")
     alive = await services.read(lambda connection: _alive(connection, agent_id, identity))
-    services.orchestrator.agents.seen[agent_id] = time.monotonic()
+    services.orchestrator.agents.note_request(agent_id, load)
     if not alive:
         await services.write(lambda work: _revive(work, agent_id))
 
@@ -464,6 +474,14 @@ _IDENTITY = ("identity", "string", "Identity that the agent sent when it registe
 WIRE_ROUTES: Sequence[WireRoute] = (
     WireRoute("POST", "/agents", register, Registered, AgentRegistration),
     WireRoute("GET", "/agents/{agent_id}/work", work, AgentWork, query=(*_POLL, _IDENTITY)),
+    WireRoute(
+        "POST",
+        "/agents/{agent_id}/work",
+        report_load,
+        AgentWork,
+        AgentLoad,
+        query=(*_POLL, _IDENTITY),
+    ),
     WireRoute("POST", "/agents/{agent_id}/leave", leave, Empty, AgentLeave),
     WireRoute("POST", "/runs/{run_id}/started", started, Empty),
     WireRoute("POST", "/runs/{run_id}/activity", activity, Empty, RunActivity),

@@ -24,6 +24,17 @@ router = resource_router("", "server")
 ACCESS["GET /metrics"] = VIEWER
 
 Labels = tuple[tuple[str, str], ...]
+_MACHINE_LOADS = {
+    "cpu_percent": "CPU time of the machine of an agent, of all cores together.",
+    "memory_bytes": "Memory in use on the machine of an agent.",
+    "disk_bytes": "Used bytes of the disk with the data directory of an agent.",
+}
+_SLOT_LOADS = {
+    "cpu_percent": "CPU time of the run in a slot; 100 is one core.",
+    "memory_bytes": "Resident memory of the run in a slot.",
+    "gpu_percent": "Utilization of the GPU of a slot.",
+    "gpu_memory_bytes": "Used memory of the GPU of a slot.",
+}
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
@@ -35,6 +46,7 @@ async def get_numbers(services: ServicesDep) -> PlainTextResponse:
         return [
             *_state_lines(connection),
             *_slot_lines(services.orchestrator, connection),
+            *_load_lines(services.orchestrator, connection),
             *_queue_lines(services.orchestrator, connection),
             *_server_lines(services, connection),
         ]
@@ -85,6 +97,25 @@ def _slot_lines(orchestrator: Orchestrator, connection: Connection) -> Iterator[
             state = _slot_state(agent, slot)
             slots[("pool", agent.pool), ("state", state), ("user", user)] += 1
     return _gauge("slots", "Slots of live agents by pool, state and user.", slots)
+
+
+def _load_lines(orchestrator: Orchestrator, connection: Connection) -> Iterator[str]:
+    """Yield the load of the machines and slots whose agents report it."""
+    machines: dict[str, dict[Labels, float]] = {name: {} for name in _MACHINE_LOADS}
+    slots: dict[str, dict[Labels, float]] = {name: {} for name in _SLOT_LOADS}
+    for agent in agent_list(orchestrator, connection):
+        label = ("agent", agent.name)
+        for name, machine_values in machines.items() if agent.load else ():
+            machine_values[label,] = getattr(agent.load, name)
+        for slot in agent.slots:
+            for name, values in slots.items():
+                value = getattr(slot.load, name, None)
+                if value is not None:
+                    values[label, ("slot", str(slot.id))] = value
+    for name, help_text in _MACHINE_LOADS.items():
+        yield from _gauge(f"agent_{name}", help_text, machines[name])
+    for name, help_text in _SLOT_LOADS.items():
+        yield from _gauge(f"slot_{name}", help_text, slots[name])
 
 
 def _slot_state(agent: Agent, slot: Slot) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from zerolab.contract.messages import AgentLoad
 from zerolab.scheduler import Job, RecentUsage
 from zerolab.searcher import Deferred
 from zeroserver.orchestrator.cluster.wait_reasons import Waiting
@@ -34,6 +35,8 @@ _PARSING_COST = 4
 """Cost of a change whose configuration must be parsed first, relative to other changes."""
 _LATE = 1.5
 """Delay of a tick, in periods, above which the server is assumed to have been suspended."""
+_LOAD_S = 60.0
+"""Time after which the load of an agent that sent no newer one is unknown."""
 
 
 class ConfigCache(msgspec.Struct):
@@ -119,7 +122,7 @@ class QueueCache(msgspec.Struct):
 
 
 class AgentHeartbeats(msgspec.Struct):
-    """Times at which agents last requested work.
+    """Last requests of agents for work, and the load that they measured.
 
     Args:
         tick_s: Seconds between two ticks of the server.
@@ -132,6 +135,19 @@ class AgentHeartbeats(msgspec.Struct):
     """Agent to the monotonic time of its last request; written by the event loop."""
     ticked: float = msgspec.field(default_factory=time.monotonic)
     """Monotonic time of the last tick."""
+    loads: dict[int, tuple[float, AgentLoad]] = msgspec.field(default_factory=dict)
+    """Agent to the monotonic time and content of its last measurement; any thread reads it."""
+
+    def note_request(self, agent_id: int, load: AgentLoad | None) -> None:
+        """Record a request of an agent for work, with its load if that is new."""
+        self.seen[agent_id] = time.monotonic()
+        if load is not None:
+            self.loads[agent_id] = time.monotonic(), load
+
+    def load_of(self, agent_id: int) -> AgentLoad | None:
+        """Return the load of an agent; None if it did not report any within a minute."""
+        at, load = self.loads.get(agent_id, (0.0, None))
+        return load if time.monotonic() - at < _LOAD_S else None
 
     def silence_s(self, agent_id: int) -> float:
         """Return the seconds since an agent's last request, or since the server's start.

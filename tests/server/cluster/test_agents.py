@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.server.access.test_users import add_user
 from tests.server.cluster.test_queue import add_named_agent, error_text, running
 from tests.server.helpers import GONE_S, PREFIX, SILENT_S, Server, checkpoint, serve, training
 from zerolab.contract.messages import RunExit
@@ -276,3 +277,70 @@ def test_log_lines_have_their_host(server: Server) -> None:
         ("line of node 0", "worker-1"),
         ("line of node 1", "worker-2"),
     ]
+
+
+LOAD: dict[str, Any] = {
+    "cpu_percent": 12.5,
+    "cores": 4,
+    "memory_bytes": 3_000,
+    "memory_total_bytes": 8_000,
+    "disk_bytes": 10,
+    "disk_total_bytes": 20,
+    "slots": [
+        {"id": 0, "cpu_percent": 97.5, "memory_bytes": 2_000},
+        {"id": 1, "gpu_percent": 30.0, "gpu_memory_bytes": 5, "gpu_memory_total_bytes": 9},
+        {"id": 7, "cpu_percent": 1.0},
+    ],
+}
+
+
+def test_slots_have_run_and_load(sqlite_server: Server) -> None:
+    server = sqlite_server
+    agent_id = add_named_agent(server, "a", 3)
+    server.submit(name="digits")
+    add_user(server, "ann", "member")
+    work = f"/agents/{agent_id}/work?wait_s=0"
+    assert len(server.post(work, LOAD)["runs"]) == 1
+    item = agent(server, agent_id)
+    assert item["load"] == {key: value for key, value in LOAD.items() if key != "slots"}
+    held, gpu, free = item["slots"]
+    use = [held[key] for key in ("experiment_id", "experiment", "trial_id", "owner")]
+    assert use == [1, "digits", 1, "admin"]
+    assert (held["load"]["cpu_percent"], held["load"]["gpu_percent"]) == (97.5, None)
+    assert (gpu["run_id"], gpu["experiment"], gpu["load"]["gpu_percent"]) == (None, None, 30)
+    assert free["load"] is None
+    lines = server.http.get("/metrics").text.splitlines()
+    assert {line for line in lines if line.startswith(("zerolab_agent_", "zerolab_slot_"))} == {
+        'zerolab_agent_cpu_percent{agent="a"} 12.5',
+        'zerolab_agent_memory_bytes{agent="a"} 3000',
+        'zerolab_agent_disk_bytes{agent="a"} 10',
+        'zerolab_slot_cpu_percent{agent="a",slot="0"} 97.5',
+        'zerolab_slot_memory_bytes{agent="a",slot="0"} 2000',
+        'zerolab_slot_gpu_percent{agent="a",slot="1"} 30.0',
+        'zerolab_slot_gpu_memory_bytes{agent="a",slot="1"} 5',
+    }
+    server.work(agent_id)  # a request without measurements keeps the last ones
+    loads = server.services.orchestrator.agents.loads
+    assert agent(server, agent_id)["load"] is not None
+    loads[agent_id] = loads[agent_id][0] - 61, loads[agent_id][1]
+    item = agent(server, agent_id)
+    assert (item["load"], item["slots"][0]["load"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"cpu_percent": -1}, "cpu_percent"),
+        ({"cores": None}, "cores"),
+        ({"slots": [{"id": -1}]}, "slots"),
+        ({"memory_bytes": 2**60}, "memory_bytes"),
+    ],
+)
+def test_invalid_load_is_rejected(
+    sqlite_server: Server, change: dict[str, Any], problem: str
+) -> None:
+    agent_id = add_named_agent(sqlite_server, "a")
+    path = f"{PREFIX}/agents/{agent_id}/work?wait_s=0"
+    response = sqlite_server.http.post(path, json=LOAD | change)
+    assert (response.status_code, problem in response.text) == (422, True), response.text
+    assert agent(sqlite_server, agent_id)["load"] is None

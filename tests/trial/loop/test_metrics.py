@@ -430,7 +430,7 @@ class Gpus:
         return index
 
     def nvmlDeviceGetMemoryInfo(self, gpu: int) -> SimpleNamespace:
-        return SimpleNamespace(used=10 + gpu)
+        return SimpleNamespace(used=10 + gpu, total=80)
 
     def nvmlDeviceGetUtilizationRates(self, gpu: int) -> SimpleNamespace:
         return SimpleNamespace(gpu=50 + gpu)

@@ -38,9 +38,12 @@ class Agent(ServerObject):
     silent_s: float
     """Seconds since its last request."""
     slots: list[dict[str, Any]]
-    """Its devices: ``id``, ``device``, ``run_id``, ``enabled`` and ``down``."""
+    """Its devices: ``id``, ``device``, ``enabled``, ``down``, the run that holds it (``run_id``,
+    ``trial_id``, ``experiment_id``, ``experiment``, ``owner``), and ``load``."""
     registered_at: datetime
     """Time of its last registration."""
+    load: dict[str, Any] | None
+    """Load of the machine: CPU, memory, disk; None if unknown."""
 
     def disable(self, *, drain: bool = False) -> Self:
         """Start no more runs on it.

@@ -7,6 +7,7 @@ import typer
 from zerolab.cli.connection import complete_from_server, connect
 from zerolab.cli.output import AsJson, print_json, print_table, result
 from zerolab.errors import NotFoundError
+from zerolab.formatting import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,18 +31,67 @@ OfSlots = Annotated[
 ]
 
 
-def list_agents(as_json: AsJson = False) -> None:
-    """List the agents with their slots and states.
+def list_agents(
+    slots: Annotated[
+        bool, typer.Option("--slots", help="List each slot with its run and its load.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the agents with their slots, states and loads.
 
-    Example: zerolab agent list
+    Example: zerolab agent list --slots
     """
     with connect() as client:
         agents = client.agents()
     if as_json:
         print_json(agents)
         return
+    if slots:
+        rows = [_slot_row(agent, slot) for agent in agents for slot in agent["slots"]]
+        head = ["agent", "slot", "device", "experiment", "trial", "cpu", "memory", "gpu"]
+        owned = any(slot["owner"] for agent in agents for slot in agent["slots"])
+        columns = [*head, "gpu memory", *(["owner"] if owned else [])]
+        print_table(columns, [row[: len(columns)] for row in rows])
+        return
     columns = ["id", "name", "host", "pool", "state", "slots", "in use", "disabled", "device"]
-    print_table(columns, [row_of(agent) for agent in agents])
+    print_table([*columns, "cpu", "memory"], [(*row_of(agent), *_load(agent)) for agent in agents])
+
+
+def _load(agent: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Return the CPU and memory in use on the machine of an agent."""
+    load = agent["load"]
+    if load is None:
+        return None, None
+    return f"{load['cpu_percent']:.0f} %", _size(load["memory_bytes"], load["memory_total_bytes"])
+
+
+def _slot_row(agent: dict[str, Any], slot: dict[str, Any]) -> tuple[Any, ...]:
+    """Return a slot's row of the list; the last value is the owner of its experiment."""
+    load = slot["load"] or {}
+    use = slot["experiment"] and f"{slot['experiment_id']}: {slot['experiment']}"
+    if slot["run_id"] is None:
+        use = "disabled" if not slot["enabled"] else "no node" if slot["down"] else "free"
+    percents = {key: load.get(f"{key}_percent") for key in ("cpu", "gpu")}
+    cpu, gpu = (None if value is None else f"{value:.0f} %" for value in percents.values())
+    memory = load.get("gpu_memory_bytes")
+    return (
+        agent["name"],
+        slot["id"],
+        slot["device"],
+        use or f"run {slot['run_id']}",
+        slot["trial_id"],
+        cpu,
+        _size(load.get("memory_bytes")),
+        gpu,
+        _size(memory, load.get("gpu_memory_total_bytes")),
+        slot["owner"],
+    )
+
+
+def _size(used: int | None, total: int | None = None) -> str | None:
+    if used is None:
+        return None
+    return size_text(used) + ("" if total is None else f" of {size_text(total)}")
 
 
 def row_of(agent: dict[str, Any]) -> tuple[Any, ...]:

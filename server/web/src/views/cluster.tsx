@@ -4,11 +4,11 @@ import { useContext, useEffect, useState } from "preact/hooks";
 
 import { Allowed, Caller } from "./users/access";
 import { get, patch, post, remove } from "../api";
-import { number, seconds } from "../format";
+import { bytes, number, seconds } from "../format";
 import { useEvents, useLoaded } from "../live";
 import { Badge, Cell, Labels, Lazy, Problem, Raw, Table, Time, Trouble } from "../parts";
-import type { Agent, AgentPage, Job, JobPage, Pool, PoolPage, Slot } from "../resources";
-import { address } from "../route";
+import type { Agent, AgentPage, Job, JobPage, MachineLoad, Pool, PoolPage, Slot } from "../resources";
+import { address, trialAddress } from "../route";
 
 /** Between two looks at what tells no event: an agent that has fallen silent. */
 const LOOK_MS = 10_000;
@@ -229,7 +229,7 @@ function Figure({ name, value, least, most, step, set }: FigureProps) {
 }
 
 function Agents({ agents, pooled, act }: { agents: Agent[]; pooled: boolean; act: Do }) {
-  const heads = ["agent", ...(pooled ? ["pool"] : []), "state", "slots", "last seen", "actions"];
+  const heads = ["agent", ...(pooled ? ["pool"] : []), "state", "load", "slots", "last seen", "actions"];
   return (
     <Table head={heads.map((name) => <th key={name}>{name}</th>)}>
       {agents.map((agent) => (
@@ -241,12 +241,14 @@ function Agents({ agents, pooled, act }: { agents: Agent[]; pooled: boolean; act
           <Cell>
             <span class={`badge agent-${agent.state}`}>{agent.state}</span>
           </Cell>
+          <Cell name="load">{agent.load && <Machine load={agent.load} />}</Cell>
           <Cell name="slots">
             <span class="slots">
               {agent.slots.map((slot) => (
                 <OneSlot key={slot.id} agent={agent} slot={slot} act={act} />
               ))}
             </span>
+            <Uses agent={agent} />
           </Cell>
           <Cell name="last seen" kind="figure">
             {agent.silent_s < 30 ? "now" : `${seconds(agent.silent_s)} ago`}
@@ -262,9 +264,78 @@ function Agents({ agents, pooled, act }: { agents: Agent[]; pooled: boolean; act
   );
 }
 
+interface LoadProps {
+  name: string;
+  value: number | null;
+  /** Value of a full bar. */
+  most: number;
+  text: (value: number) => string;
+}
+
+/** A bar with a figure; nothing if it was not measured. */
+function Load({ name, value, most, text }: LoadProps) {
+  if (value === null) return null;
+  return (
+    <span class="progress load" title={`${name}: ${text(value)}`}>
+      <small class="muted">{name}</small> <progress aria-label={name} value={Math.min(value, most)} max={most} /> <small>{text(value)}</small>
+    </span>
+  );
+}
+
+const percent = (value: number) => `${Math.round(value)} %`;
+
+function Machine({ load }: { load: MachineLoad }) {
+  return (
+    <span class="loads">
+      <Load name="CPU" value={load.cpu_percent} most={100} text={(value) => `${percent(value)} of ${number(load.cores)} cores`} />
+      <Load name="memory" value={load.memory_bytes} most={load.memory_total_bytes} text={(value) => `${bytes(value)} of ${bytes(load.memory_total_bytes)}`} />
+      <Load name="disk" value={load.disk_bytes} most={load.disk_total_bytes} text={(value) => `${bytes(value)} of ${bytes(load.disk_total_bytes)}`} />
+    </span>
+  );
+}
+
+/** Slots that are in use: by what, whose it is, and their load. */
+function Uses({ agent }: { agent: Agent }) {
+  const used = agent.slots.filter((slot) => slot.run_id !== null || slot.load !== null);
+  if (used.length === 0) return null;
+  const memory = agent.load?.memory_total_bytes ?? 1;
+  const cpu = Math.max(100, (100 * (agent.load?.cores ?? 1)) / agent.slots.length);
+  return (
+    <ul class="uses" aria-label={`slots in use on ${agent.name}`}>
+      {used.map((slot) => (
+        <li key={slot.id}>
+          <span class="figure">{slot.id}</span>
+          <span>
+            {slot.experiment_id !== null ? (
+              <>
+                <a href={address(slot.experiment_id)}>{slot.experiment}</a>{" "}
+                {slot.trial_id !== null && <a href={trialAddress(slot.trial_id)}>trial {slot.trial_id}</a>}
+              </>
+            ) : slot.run_id !== null ? (
+              <span class="muted">run {slot.run_id}</span>
+            ) : (
+              <span class="muted">free</span>
+            )}
+            {slot.owner && <small class="muted"> {slot.owner}</small>}
+          </span>
+          {slot.load && (
+            <span class="loads">
+              <Load name="CPU" value={slot.load.cpu_percent} most={cpu} text={percent} />
+              <Load name="memory" value={slot.load.memory_bytes} most={memory} text={bytes} />
+              <Load name="GPU" value={slot.load.gpu_percent} most={100} text={percent} />
+              <Load name="GPU memory" value={slot.load.gpu_memory_bytes} most={slot.load.gpu_memory_total_bytes ?? 1} text={bytes} />
+            </span>
+          )}
+        </li>
+      ))}
+    </ul>
+  );
+}
+
 /** A device: what holds it, and whether it takes more; a click says whether it may. */
 function OneSlot({ agent, slot, act }: { agent: Agent; slot: Slot; act: Do }) {
-  const what = slot.run_id !== null ? `run ${slot.run_id}` : !slot.enabled ? "disabled" : slot.down ? "no node" : "free";
+  const run = slot.experiment === null ? `run ${slot.run_id}` : `${slot.experiment}, trial ${slot.trial_id}`;
+  const what = slot.run_id !== null ? run : !slot.enabled ? "disabled" : slot.down ? "no node" : "free";
   const deed = slot.enabled ? "disable" : "enable";
   const label = `slot ${slot.id} (${slot.device}): ${what}${slot.run_id !== null && !slot.enabled ? ", draining" : ""}`;
   const wish = { slots: [slot.id], ...(slot.enabled ? { drain: true } : {}) };

@@ -2,18 +2,19 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, func, select
 
 from zerolab.scheduler import DEFAULT_POOL, Policy
-from zeroserver.api.resources import Agent, Pool, Slot
+from zeroserver.api.resources import Agent, MachineLoad, Pool, Slot, SlotUse
 from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS, down_slots, why_closed
 from zeroserver.orchestrator.node_service import held_slots
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import EXPERIMENT_ENDED
 from zeroserver.store.rows import AgentRow, read_rows
-from zeroserver.store.schema import agents, experiments, pools, quotas
+from zeroserver.store.schema import agents, experiments, pools, quotas, runs
 
 __all__ = ["agent_list", "pool_list", "pool_policies", "quota_limits"]
 
@@ -25,14 +26,51 @@ def agent_list(orchestrator: Orchestrator, connection: Connection) -> list[Agent
         for slot in msgspec.json.decode(row.slot_ids):
             used[row.agent_id][slot] = row.id
     rows = read_rows(connection, AgentRow, select(agents).order_by(agents.c.id))
-    return [_agent(orchestrator, row, used[row.id]) for row in rows]
+    uses = _run_fields(orchestrator, connection) if used else {}
+    return [_agent(orchestrator, row, used[row.id], uses) for row in rows]
 
 
-def _agent(orchestrator: Orchestrator, row: AgentRow, used: Mapping[int, int]) -> Agent:
-    """Convert an agent to a resource; ``used`` maps slots to their runs."""
+def _run_fields(orchestrator: Orchestrator, connection: Connection) -> dict[int, dict[str, Any]]:
+    """Return fields of slots by the run that holds them, without runs that the caller must not see.
+
+    The query reads the table of experiments, of which the caller sees only some rows.
+    """
+    columns = experiments.c
+    query = (
+        select(runs.c.id, runs.c.trial_id, columns.id, columns.name, columns.owner_id)
+        .join(experiments, columns.id == runs.c.experiment_id)
+        .where(runs.c.state.in_(OPEN_RUNS))
+    )
+    return {
+        run_id: {
+            "trial_id": trial_id,
+            "experiment_id": experiment_id,
+            "experiment": name,
+            "owner": orchestrator.users.shown_owner(owner_id),
+        }
+        for run_id, trial_id, experiment_id, name, owner_id in connection.execute(query)
+    }
+
+
+def _agent(
+    orchestrator: Orchestrator,
+    row: AgentRow,
+    used: Mapping[int, int],
+    uses: Mapping[int, Mapping[str, Any]],
+) -> Agent:
+    """Convert an agent to a resource.
+
+    Args:
+        orchestrator: State of the server.
+        row: The agent.
+        used: Slot to the run that holds it.
+        uses: Run to fields of its slots.
+    """
     reported = msgspec.json.decode(row.slots)
     down = down_slots(reported, used)
     disabled = set(msgspec.json.decode(row.disabled_slots))
+    load = orchestrator.agents.load_of(row.id) if row.alive else None
+    loads = {slot.id: SlotUse.of(slot) for slot in load.slots} if load else {}
     slots = [
         Slot(
             id=slot["id"],
@@ -40,12 +78,15 @@ def _agent(orchestrator: Orchestrator, row: AgentRow, used: Mapping[int, int]) -
             run_id=used.get(slot["id"]),
             enabled=bool(row.enabled) and slot["id"] not in disabled,
             down=slot["id"] in down,
+            load=loads.get(slot["id"]),
+            **uses.get(used.get(slot["id"], 0), {}),
         )
         for slot in reported
     ]
     state = _state(orchestrator, row, busy=bool(used))
     silent_s = round(orchestrator.agents.silence_s(row.id), 1)
-    return Agent.of(row, slots=slots, state=state, silent_s=silent_s)
+    machine = None if load is None else MachineLoad.of(load)
+    return Agent.of(row, slots=slots, state=state, silent_s=silent_s, load=machine)
 
 
 def _state(orchestrator: Orchestrator, row: AgentRow, *, busy: bool) -> str:

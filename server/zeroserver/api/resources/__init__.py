@@ -5,7 +5,15 @@ The OpenAPI document, the types of the web page (``server/web/src/resources.ts``
 latter two. A field named like a column is read from it.
 """
 
-from zeroserver.api.resources.agents import Agent, AgentAnswer, AgentPage, Pool, Slot
+from zeroserver.api.resources.agents import (
+    Agent,
+    AgentAnswer,
+    AgentPage,
+    MachineLoad,
+    Pool,
+    Slot,
+    SlotUse,
+)
 from zeroserver.api.resources.checkpoints import (
     BestCheckpoint,
     BestCheckpointAnswer,
@@ -41,6 +49,7 @@ __all__ = [
     "Log",
     "LogPage",
     "LoginLink",
+    "MachineLoad",
     "MetricName",
     "MetricNames",
     "Metrics",
@@ -48,6 +57,7 @@ __all__ = [
     "Run",
     "RunPage",
     "Slot",
+    "SlotUse",
     "Token",
     "Trial",
     "TrialAnswer",

@@ -4,7 +4,39 @@ from typing import Literal
 
 from zeroserver.api.rows import Resource, Time
 
-__all__ = ["Agent", "AgentAnswer", "AgentPage", "Pool", "Slot"]
+__all__ = ["Agent", "AgentAnswer", "AgentPage", "MachineLoad", "Pool", "Slot", "SlotUse"]
+
+
+class SlotUse(Resource, frozen=True):
+    """Load of a slot, as its agent measured it."""
+
+    cpu_percent: float | None
+    """CPU time of the processes of its run; 100 is one core. Null if none runs."""
+    memory_bytes: int | None
+    """Resident memory of these processes; pages that they share count for each one."""
+    gpu_percent: float | None
+    """Utilization of the GPU by any program; null without a GPU, or if it does not report it."""
+    gpu_memory_bytes: int | None
+    """Used memory of the GPU."""
+    gpu_memory_total_bytes: int | None
+    """Memory of the GPU."""
+
+
+class MachineLoad(Resource, frozen=True):
+    """Load of an agent's machine."""
+
+    cpu_percent: float
+    """CPU time of all programs, of all cores together: at most 100."""
+    cores: int
+    """Number of CPU cores."""
+    memory_bytes: int
+    """Memory in use."""
+    memory_total_bytes: int
+    """Memory of the machine."""
+    disk_bytes: int
+    """Used bytes of the file system with the agent's data directory."""
+    disk_total_bytes: int
+    """Size of that file system."""
 
 
 class Slot(Resource, frozen=True):
@@ -20,6 +52,16 @@ class Slot(Resource, frozen=True):
     """Whether users allow new runs on it."""
     down: bool = False
     """Whether the cluster of its agent has lost the node, so that nothing can start on it."""
+    experiment_id: int | None = None
+    """Experiment of the run; null if the caller may not see it."""
+    experiment: str | None = None
+    """Name of the experiment."""
+    trial_id: int | None = None
+    """Trial of the run."""
+    owner: str | None = None
+    """Owner of the experiment; null if the installation has only one user."""
+    load: SlotUse | None = None
+    """Newest load; null if the agent did not report any within a minute."""
 
 
 class Agent(Resource, frozen=True):
@@ -43,9 +85,12 @@ class Agent(Resource, frozen=True):
     silent_s: float
     """Seconds since its last request."""
     slots: list[Slot]
-    """Its devices: `id`, `device`, `run_id` of the run that holds it, `enabled`, `down`."""
+    """Its devices: `id`, `device`, `enabled`, `down`, and the run that holds it: `run_id`,
+    `trial_id`, `experiment_id`, `experiment`, `owner`, `load`."""
     registered_at: Time
     """Time of its last registration."""
+    load: MachineLoad | None = None
+    """Newest load of the machine; null if the agent did not report any within a minute."""
 
 
 class AgentAnswer(Resource, frozen=True):
