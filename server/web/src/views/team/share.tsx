@@ -28,7 +28,6 @@ const ENDS: [string, string][] = [
   [String(DAY_S), "1 day"],
   [String(7 * DAY_S), "7 days"],
   [String(30 * DAY_S), "30 days"],
-  [String(366 * DAY_S), "1 year"],
 ];
 
 /** A button that creates a link to what the page shows of some experiments. */
