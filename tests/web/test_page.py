@@ -87,7 +87,7 @@ def test_failed_experiment_shows_restarts_and_log(site: Site, owner: Watched) ->
 def test_curve_spans_gaps_and_draws_band(site: Site, owner: Watched) -> None:
     page = owner.show(f"#/experiments/{site.long}")
     holey = chart(page, "validation: holey")
-    expect(holey).to_contain_text("2 NaN or infinite")
+    expect(holey).to_contain_text("2 NaN or infinite, first at batch 3")
     expect(holey.locator("output")).to_have_text("1")
     until("the curve is drawn", lambda: pixels(holey, BLUE), lambda drawn: drawn > 100)
     noisy = chart(page, "training: noisy")

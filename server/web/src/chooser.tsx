@@ -2,10 +2,9 @@
 
 import { useState } from "preact/hooks";
 
+import { PREFIX } from "./columns";
+import { Popover } from "./popover";
 import { useChoice } from "./route";
-
-/** Columns that need no search. */
-const FEW = 15;
 
 /** What differs from the usual, by columns: shown or not. */
 type Wishes = Record<string, boolean>;
@@ -67,28 +66,39 @@ interface ChooserProps {
   chosen: Chosen;
 }
 
+const GROUPS = ["General", "Hyperparameters", "Metrics", "System metrics"];
+
+/** The group of a column. */
+function groupOf([column, label]: [string, string]): string {
+  if (column.startsWith(PREFIX)) return GROUPS[1]!;
+  const kind = /^(?:last|min|max) (\w+): /.exec(label)?.[1];
+  if (kind) return kind === "system" ? GROUPS[3]! : GROUPS[2]!;
+  return /^(?:best|latest) (?!trial)/.test(label) ? GROUPS[2]! : GROUPS[0]!;
+}
+
 export function Chooser({ columns, chosen }: ChooserProps) {
-  const [open, setOpen] = useState(false);
   const [find, setFind] = useState("");
   const found = columns.filter(([, label]) => label.toLowerCase().includes(find.toLowerCase()));
+  const groups = GROUPS.map((name) => ({ name, members: found.filter((column) => groupOf(column) === name) })).filter(({ members }) => members.length > 0);
   return (
-    <details class="chooser" onToggle={(e) => setOpen(e.currentTarget.open)}>
-      <summary>columns</summary>
-      {open && (
-        <div class="choice" role="group" aria-label="columns">
-          {columns.length > FEW && (
-            <input type="search" placeholder="Column name" aria-label="search columns" value={find} onInput={(e) => setFind(e.currentTarget.value)} />
-          )}
-          {found.map(([column, label]) => (
+    <Popover name="columns">
+      <div class="choice">
+        <input type="search" placeholder="Column name" aria-label="search columns" value={find} onInput={(e) => setFind(e.currentTarget.value)} />
+        <button type="button" onClick={chosen.reset}>
+          Reset
+        </button>
+      </div>
+      {groups.length === 0 && <p class="muted">No matches.</p>}
+      {groups.map(({ name, members }) => (
+        <fieldset key={name}>
+          <legend>{name}</legend>
+          {members.map(([column, label]) => (
             <label key={column}>
               <input type="checkbox" aria-label={`column ${label}`} checked={chosen.shown(column)} onChange={(e) => chosen.set(column, e.currentTarget.checked)} /> {label}
             </label>
           ))}
-          <button type="button" onClick={chosen.reset}>
-            Reset
-          </button>
-        </div>
-      )}
-    </details>
+        </fieldset>
+      ))}
+    </Popover>
   );
 }

@@ -5,7 +5,7 @@ import { useEffect } from "preact/hooks";
 
 import icon from "./icon.svg";
 import "./style.css";
-import { Caller, useCaller } from "./views/users/access";
+import { Caller, useWhoami } from "./views/users/access";
 import { get, post } from "./api";
 import { Choices, type Route, useRoute } from "./route";
 import { choose, follow, THEMES, useTheme } from "./theme";
@@ -33,22 +33,25 @@ const opened = () => import("./views/team").then((module) => module.Opened);
 function Page() {
   const route = useRoute();
   const theme = useTheme();
-  const caller = useCaller();
-  const info = useLoaded("info", () => get<Info>("/info"), String(route.page === "home"));
+  const whoami = useWhoami();
+  const caller = whoami.value;
+  const known = caller !== null || whoami.error !== null;
+  const visitor = caller?.kind === "share";
+  const info = useLoaded(`info ${known} ${visitor}`, () => (known && !visitor ? get<Info>("/info") : Promise.resolve(null)), String(route.page === "home"));
   const several = (info.value?.projects ?? 1) > 1;
   const home = route.page === "home";
   const opensProjects = home && several && route.choices.size === 0;
   useEffect(() => {
     if (opensProjects) window.location.replace("#/projects");
   }, [opensProjects]);
-  const loading = opensProjects || (home && info.value === null && info.error === null);
+  const loading = !known || opensProjects || (home && !visitor && info.value === null && info.error === null);
   return (
     <Choices.Provider value={route.choices}>
       <header class="bar">
         <a href="#/" class="brand">
           <img src={icon} alt="" width="20" height="20" /> Zerolab
         </a>
-        {caller?.kind === "share" ? (
+        {visitor ? (
           <span class="muted">Shared results, read-only{caller.expires_at && `, until ${caller.expires_at.slice(0, 10)}`}</span>
         ) : (
         <nav>
@@ -84,7 +87,7 @@ function Page() {
             {caller.user}
           </small>
         )}
-        {caller?.kind !== "share" && (
+        {!visitor && (
           <button type="button" class="bare" onClick={signOut}>
             Sign out
           </button>
@@ -101,7 +104,6 @@ function Page() {
 
 function View({ route, several }: { route: Route; several: boolean }) {
   if (route.page === "home" || route.page === "list") return <Experiments several={several} />;
-  if (route.page === "shared") return <Lazy key={route.token} load={opened} with={{ token: route.token }} />;
   if (route.page === "projects") return <Lazy key="projects" load={projects} with={{}} />;
   if (route.page === "cluster") return <Cluster />;
   if (route.page === "models") return <Models />;
@@ -117,5 +119,18 @@ function View({ route, several }: { route: Route; several: boolean }) {
   );
 }
 
+/** A share link is exchanged for a cookie before anything else is asked for. */
+function Root() {
+  const route = useRoute();
+  if (route.page === "shared") {
+    return (
+      <main>
+        <Lazy key={route.token} load={opened} with={{ token: route.token }} />
+      </main>
+    );
+  }
+  return <Page />;
+}
+
 follow();
-render(<Page />, document.getElementById("page")!);
+render(<Root />, document.getElementById("page")!);

@@ -27,7 +27,13 @@ export function Badge({ of: row }: { of: Standing }) {
   const words = state.replaceAll("_", " ").toLowerCase();
   if (state === "COMPLETED" && row.failed_trials) return <span class="badge empty">{`${words}, ${failures(row)}`}</span>;
   if (state === "COMPLETED" && result_problem) return <span class="badge empty">{words}, no result</span>;
-  if (state === "ACTIVE" && waiting_reason) return <span class="badge queued">{words}, waiting</span>;
+  if (state === "ACTIVE" && waiting_reason) {
+    return (
+      <span class="badge queued" title={waiting_reason}>
+        {words}, waiting
+      </span>
+    );
+  }
   return <span class={`badge ${words.split(" ")[0]}`}>{words}</span>;
 }
 
@@ -36,11 +42,17 @@ function failures({ num_trials: all = 0, failed_trials: failed = 0, canceled_tri
   return `${number(all - failed - canceled)} of ${number(all)}, ${number(failed)} failed${canceled ? `, ${number(canceled)} canceled` : ""}`;
 }
 
-/** What went wrong with something, or why it waits: one line of its row. */
+/** What went wrong with something, or why it waits: beside its name, cut to the width that there is. */
 export function Trouble({ of: row }: { of: Standing & { error: string | null } }) {
   const problem = row.result_problem ?? row.error;
-  if (problem) return <OneLine text={problem} kind={row.state === "COMPLETED" ? "empty" : "problem"} />;
-  return row.waiting_reason ? <OneLine text={`waiting: ${row.waiting_reason}`} kind="waiting" /> : null;
+  const text = problem ?? (row.waiting_reason ? `waiting: ${row.waiting_reason}` : "");
+  if (!text) return null;
+  const kind = !problem ? "waiting" : row.state === "COMPLETED" ? "empty" : "problem";
+  return (
+    <small class={`reason ${kind}`} title={text.trim()}>
+      {text.trim().split("\n")[0]}
+    </small>
+  );
 }
 
 export function Progress({ value }: { value: number }) {

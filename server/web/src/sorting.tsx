@@ -40,10 +40,10 @@ export function ranked<T extends Pick<Trial, "id" | "best_validation">>(trials: 
   return [...sorted(valued, [validation], order), ...newest.filter((trial) => validation.value(trial) === null)];
 }
 
-/** The order that the address tells, and how a click on a head changes it. */
-export function useOrder<T>(columns: Column<T>[], usual: Order): [Order, (name: string) => void] {
+/** The order that the address tells under a name, and how a click on a head changes it. */
+export function useOrder<T>(columns: Column<T>[], usual: Order, choice = "sort"): [Order, (name: string) => void] {
   const written = (order: Order) => `${order.falling ? "-" : ""}${order.name}`;
-  const [text, setText] = useChoice("sort", written(usual));
+  const [text, setText] = useChoice(choice, written(usual));
   const order = { name: text.replace(/^-/, ""), falling: text.startsWith("-") };
   const click = (name: string) => {
     const first = columns.find((one) => one.name === name)?.falling ?? false;

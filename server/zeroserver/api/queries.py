@@ -48,6 +48,7 @@ from zeroserver.store.schema import (
     rollups,
     run_nodes,
     runs,
+    trials,
 )
 
 __all__ = [
@@ -339,10 +340,18 @@ def metric_names(
     return [(key.id, key.group_name, key.name) for key in connection.execute(query)]
 
 
-def all_metric_names(connection: Connection) -> list[tuple[str, str]]:
-    """Return group and name of every metric that was ever reported."""
+def all_metric_names(
+    connection: Connection, experiment_ids: Collection[int] | None = None
+) -> list[tuple[str, str]]:
+    """Return group and name of every metric that was ever reported, or by some experiments."""
     columns = metric_keys.c
     query = select(columns.group_name, columns.name).order_by(columns.group_name, columns.name)
+    if experiment_ids is not None:
+        of_experiments = select(trials.c.id).where(trials.c.experiment_id.in_(experiment_ids))
+        reported = select(rollups.c.key_id).where(
+            rollups.c.trial_id.in_(of_experiments), rollups.c.shift == SHIFTS[-1]
+        )
+        query = query.where(columns.id.in_(reported))
     return [(key.group_name, key.name) for key in connection.execute(query)]
 
 

@@ -7,7 +7,7 @@ import pytest
 from starlette.concurrency import run_in_threadpool
 
 from tests.server.access.test_users import PREFIX, add_user, ask, new_link, new_token, session_of
-from tests.server.helpers import Server, checkpoint, serve, training, validation
+from tests.server.helpers import Server, checkpoint, metrics, serve, training, validation
 from zeroserver.access.principal import OWNER, Principal
 from zeroserver.api.events import _text
 from zeroserver.store.user_directory import digest_of
@@ -26,9 +26,19 @@ def test_link_shows_its_experiment_and_no_other(server: Server) -> None:
     for name in ("shown", "hidden"):
         variables = ["HF_TOKEN=hush-1"]
         server.submit(name=name, environment={"environment_variables": variables})
-    server.add_agent()
+    server.add_agent(2)
+    hidden_metric = metrics("validation", 10, loss=2.0, hidden=3.0)
     server.report(server.begin(1).run_id, validation(10, 1.0), checkpoint(10))
+    server.report(server.begin(2).run_id, hidden_metric)
     link = new_link(server, 1)
+    columns = as_user(server, link, "GET", "/experiments/columns?column=last.validation.loss")
+    assert columns["columns"] == {"id": [1], "last.validation.loss": [1.0]}
+    absent, unknown = (
+        ask(server, link, "GET", f"/experiments/columns?column=last.validation.{name}")
+        for name in ("hidden", "absent")
+    )
+    assert absent.status_code == 422
+    assert absent.text.replace("hidden", "absent") == unknown.text
     shown = as_user(server, link, "GET", "/shared")
     assert ([item["name"] for item in shown["experiments"]], shown["path"]) == (
         ["shown"],
@@ -38,7 +48,8 @@ def test_link_shows_its_experiment_and_no_other(server: Server) -> None:
     texts = [
         ask(server, link, "GET", path).text
         for path in (
-            "/shared", "/experiments/1", "/experiments/1/trials", "/experiments/1/columns",
+            "/shared", "/experiments/columns", "/experiments/1", "/experiments/1/trials",
+            "/experiments/1/columns",
             "/experiments/1/metrics/export", "/trials/1", "/trials/1/metric-names",
             "/trials/1/metrics", "/trials/1/media/names", "/experiments/1/searcher",
         )
@@ -52,7 +63,7 @@ def test_link_shows_its_experiment_and_no_other(server: Server) -> None:
     missing, foreign = (ask(server, link, "GET", f"/trials/{n}").json() for n in (77, 2))
     assert str(missing).replace("77", "2") == str(foreign)  # tells nothing about others
     for path in (
-        "/experiments", "/experiments/columns", "/events",
+        "/experiments", "/events",
         "/experiments/1/logs", "/trials/1/logs", "/experiments/1/submitted",
         "/experiments/1/file?path=model_def.py", "/experiments/1/checkpoints",
         f"/checkpoints/{uuid}/file?path=weights", "/trials/1/engine", "/trials/1/runs", "/users",

@@ -35,7 +35,7 @@ HIDDEN = {"GET /experiments/{experiment_id}/archive"}
 """Routes that read and need the owner."""
 OWN_VIEWS = {"PATCH /views/{view_id}", "DELETE /views/{view_id}"}
 """Routes of what viewers may own, too."""
-OF_ALL_LINKS = {"GET /whoami", "GET /shared"}
+OF_ALL_LINKS = {"GET /whoami", "GET /shared", "GET /experiments/columns"}
 """Routes for every share link."""
 OF_THE_LINK = {
     "GET /experiments/{experiment_id}", "GET /experiments/{experiment_id}/trials",

@@ -39,6 +39,34 @@ export interface ChartProps {
   fix: (range: [number, number] | null) => void;
 }
 
+const ICONS = {
+  pin: "M8 1.8l1.9 4 4.3.5-3.2 3 .9 4.4L8 11.5l-3.9 2.2.9-4.4-3.2-3 4.3-.5z",
+  download: "M8 2v8M4.5 7L8 10.5 11.5 7M2.5 13.5h11",
+  range: "M8 2v12M5.5 4.5L8 2l2.5 2.5M5.5 11.5L8 14l2.5-2.5",
+  enlarge: "M9.5 2.5h4v4M13.5 2.5L9 7M6.5 13.5h-4v-4M2.5 13.5L7 9",
+  reduce: "M13 7H9V3M9 7l4.5-4.5M3 9h4v4M7 9l-4.5 4.5",
+};
+
+interface ToolProps {
+  icon: keyof typeof ICONS;
+  name: string;
+  title: string;
+  pressed?: boolean;
+  expanded?: boolean;
+  act: () => void;
+}
+
+/** A button of a chart. */
+function Tool({ icon, name, title, pressed, expanded, act }: ToolProps) {
+  return (
+    <button type="button" class="bare" aria-pressed={pressed} aria-expanded={expanded} aria-label={name} title={title} onClick={act}>
+      <svg viewBox="0 0 16 16" width="14" height="14" aria-hidden="true" fill={icon === "pin" && pressed ? "currentColor" : "none"} stroke="currentColor" stroke-width="1.5">
+        <path d={ICONS[icon]} />
+      </svg>
+    </button>
+  );
+}
+
 /** What a drawing shows, in words. */
 function words(title: string, curves: Curve[], along: Along): string {
   const last = Math.max(...curves.map(({ series }) => series.points[series.points.length - 1]?.[0] ?? 0));
@@ -60,7 +88,11 @@ export function Chart(props: ChartProps) {
   const [at, setAt] = useState<(number | null)[] | null>(null);
   const dark = useDark();
   const height = large ? LARGE : HEIGHT;
-  const shape = [...curves.map((c) => `${c.trial} ${c.label} ${banded(c.series)}`), drawing.log, props.tight, dark, height, along, fixed].join("|");
+  const figure = useRef<HTMLElement>(null);
+  useEffect(() => {
+    if (large) figure.current?.scrollIntoView({ block: "nearest" }); // it is the first of its group now
+  }, [large]);
+  const shape = [...curves.map((c) => `${c.trial} ${c.label} ${banded(c.series)}`), drawing.log, drawing.empty, props.tight, dark, height, along, fixed].join("|");
 
   useEffect(() => {
     const element = host.current!;
@@ -73,8 +105,9 @@ export function Chart(props: ChartProps) {
       now.current.heat(found?.curve.trial ?? null);
     };
     const tight = props.tight ? drawing.columns : null;
-    const wishes = { log: drawing.log, tight, fixed, along, height, width: width(), style: getComputedStyle(element), moved };
-    const made = new uPlot(options(curves, { ...wishes, zoom: (zoom) => now.current.zoom(zoom) }), drawing.data, element);
+    const wishes = { log: drawing.log, empty: drawing.empty, tight, fixed, along, height, width: width(), style: getComputedStyle(element), moved };
+    const marked = () => now.current.drawing.broken;
+    const made = new uPlot(options(curves, { ...wishes, marked, zoom: (zoom) => now.current.zoom(zoom) }), drawing.data, element);
     plot.current = made;
     show(made, drawing, range);
     const watcher = new ResizeObserver(() => made.setSize({ width: width(), height }));
@@ -101,23 +134,15 @@ export function Chart(props: ChartProps) {
   };
   const key = (event: KeyboardEvent) => plot.current && steer(event, plot.current, { ...props, drawing, hot });
   return (
-    <figure class={large ? "chart large" : "chart"} aria-label={words(title, curves, along)}>
+    <figure ref={figure} class={large ? "chart large" : "chart"} aria-label={words(title, curves, along)}>
       <figcaption>
         <span>{title}</span> <Notes {...props} drawing={drawing} />
         {curves.length === 1 && <output>{number(curves[0]!.series.points.at(-1)?.[1])}</output>}
         <span class="tools">
-          <button type="button" class="bare" aria-pressed={props.pinned} aria-label={`pin ${title}`} title="pin: show first" onClick={props.pin}>
-            {props.pinned ? "★" : "☆"}
-          </button>
-          <button type="button" class="bare" aria-expanded={open === "download"} aria-label={`download ${title}`} title="download" onClick={() => toggle("download")}>
-            ↓
-          </button>
-          <button type="button" class="bare" aria-expanded={open === "range"} aria-label={`range of values of ${title}`} title="range of values" onClick={() => toggle("range")}>
-            y
-          </button>
-          <button type="button" class="bare" aria-pressed={large} aria-label={`enlarge ${title}`} title={large ? "reduce" : "enlarge"} onClick={props.enlarge}>
-            {large ? "−" : "+"}
-          </button>
+          <Tool icon="pin" name={`pin ${title}`} title={props.pinned ? "Unpin" : "Pin: show first"} pressed={props.pinned} act={props.pin} />
+          <Tool icon="download" name={`download ${title}`} title="Download" expanded={open === "download"} act={() => toggle("download")} />
+          <Tool icon="range" name={`range of values of ${title}`} title="Range of values" expanded={open === "range"} act={() => toggle("range")} />
+          <Tool icon={large ? "reduce" : "enlarge"} name={`enlarge ${title}`} title={large ? "Reduce" : "Enlarge"} pressed={large} act={props.enlarge} />
         </span>
       </figcaption>
       {open === "download" && (
@@ -232,10 +257,15 @@ function show(plot: uPlot, drawing: Drawing, [min, max]: Zoom): void {
 }
 
 /** What the drawing cannot show. */
-function Notes({ drawing, style: { log } }: ChartProps & { drawing: Drawing }) {
+function Notes({ drawing, along, style: { log } }: ChartProps & { drawing: Drawing }) {
+  const [first] = drawing.broken;
   return (
     <>
-      {drawing.lost > 0 && <small class="warn">{number(drawing.lost)} NaN or infinite</small>}
+      {first && (
+        <small class="warn">
+          {number(drawing.lost)} NaN or infinite, {first.stays ? "from" : "first at"} {formatPosition(first.at, along)}
+        </small>
+      )}
       {log && !drawing.log && <small class="warn">linear: no values above 0</small>}
       {drawing.log && drawing.below > 0 && <small class="warn">{number(drawing.below)} values ≤ 0 not shown</small>}
       {drawing.log && drawing.cut && <small class="muted">bands clipped</small>}

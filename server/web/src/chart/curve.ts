@@ -43,12 +43,33 @@ export interface Drawing {
   columns: number[];
   /** Values that have no place in any drawing: NaN and infinities. */
   lost: number;
+  /** Where each curve that has such values is first not finite, from left to right. */
+  broken: Broken[];
+  /** Whether there is nothing to draw. */
+  empty: boolean;
   /** Points at or below zero that a logarithmic axis has no place for. */
   below: number;
   /** Whether bands reach below what a logarithmic axis shows. */
   cut: boolean;
   /** Whether the axis is logarithmic: it was asked for, and something is above zero. */
   log: boolean;
+}
+
+export interface Broken {
+  at: number;
+  color: string;
+  /** Whether no finite value follows. */
+  stays: boolean;
+}
+
+/** Where curves are first not finite, from left to right. */
+function broken(curves: Curve[]): Broken[] {
+  const found = curves.flatMap(({ look, series: { points } }): Broken[] => {
+    const first = points.findIndex((point) => finite(point[1]) === null);
+    if (first < 0) return [];
+    return [{ at: points[first]![0], color: look.color, stays: points.slice(first).every((point) => finite(point[1]) === null) }];
+  });
+  return found.sort((a, b) => a.at - b.at);
 }
 
 /** How lines are drawn. */
@@ -89,10 +110,13 @@ export function draw(curves: Curve[], { log, smooth }: Style): Drawing {
     const band = series.band!;
     return [column(band, 3, false), column(band, 2, true), column(band, 1, true)];
   });
+  const lost = sum(curves, ({ series }) => series.points.filter((point) => finite(point[1]) === null).length);
   return {
     data: tables.length === 0 ? [[]] : uPlot.join(tables),
     columns,
-    lost: sum(curves, ({ series }) => series.points.filter((point) => finite(point[1]) === null).length),
+    lost,
+    broken: broken(curves),
+    empty: lost === sum(curves, ({ series }) => series.points.length),
     below: values.filter((value) => (finite(value) ?? 1) <= 0).length,
     cut: drawn && curves.some(({ series }) => series.band?.some((row) => (finite(row[1]) ?? floor) < floor)),
     log: drawn,

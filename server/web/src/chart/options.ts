@@ -3,8 +3,8 @@
 import uPlot from "uplot";
 
 import { tick } from "../format";
-import { banded, type Curve, type Zoom } from "./curve";
-import { type Along, across, isTime, zoomTo } from "./along";
+import { banded, type Broken, type Curve, type Zoom } from "./curve";
+import { type Along, across, formatPosition, isTime, zoomTo } from "./along";
 import { linear, logarithmic, logTicks, type Range, withoutOutliers } from "./scales";
 
 export interface Wishes {
@@ -21,6 +21,10 @@ export interface Wishes {
   style: CSSStyleDeclaration;
   zoom: (zoom: Zoom | null) => void;
   moved: (plot: uPlot) => void;
+  /** Whether no value can be drawn: the axis of values has no numbers then. */
+  empty: boolean;
+  /** Where curves are first not finite, from left to right. */
+  marked: () => Broken[];
 }
 
 const PIXELS_A_TICK = 34;
@@ -45,7 +49,7 @@ export function options(curves: Curve[], wishes: Wishes): uPlot.Options {
       bind: { dblclick: () => () => (wishes.zoom(null), null) },
     },
     legend: { show: false },
-    hooks: { setSelect: [(plot) => selected(plot, wishes)], setCursor: [wishes.moved] },
+    hooks: { setSelect: [(plot) => selected(plot, wishes)], setCursor: [wishes.moved], draw: [(plot) => mark(plot, wishes)] },
     ...lines(curves),
   };
 }
@@ -77,7 +81,37 @@ function lines(curves: Curve[]): { series: uPlot.Series[]; bands: uPlot.Band[] }
   return { series, bands };
 }
 
-function axes({ log, height, style, along }: Wishes): uPlot.Axis[] {
+/** A vertical line where each curve is first not finite; the first one has a label. */
+function mark(plot: uPlot, { marked, along, style }: Wishes): void {
+  const { ctx } = plot;
+  const { left, top, width, height } = plot.bbox;
+  const ratio = uPlot.pxRatio;
+  ctx.save();
+  ctx.lineWidth = ratio;
+  ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+  ctx.textBaseline = "top";
+  let labelled = false;
+  for (const { at, color, stays } of marked()) {
+    const x = Math.round(plot.valToPos(at, "x", true));
+    if (x < left || x > left + width) continue;
+    ctx.strokeStyle = color;
+    ctx.setLineDash([4 * ratio, 3 * ratio]);
+    ctx.beginPath();
+    ctx.moveTo(x, top);
+    ctx.lineTo(x, top + height);
+    ctx.stroke();
+    if (labelled) continue;
+    labelled = true;
+    const text = `${stays ? "not finite from" : "first not finite:"} ${formatPosition(at, along)}`;
+    const right = x + ctx.measureText(text).width + 10 * ratio < left + width;
+    ctx.textAlign = right ? "left" : "right";
+    ctx.fillStyle = style.getPropertyValue("--wait");
+    ctx.fillText(text, x + (right ? 5 : -5) * ratio, top + 4 * ratio);
+  }
+  ctx.restore();
+}
+
+function axes({ log, height, style, along, empty }: Wishes): uPlot.Axis[] {
   const line = style.getPropertyValue("--line");
   const axis: uPlot.Axis = {
     stroke: style.getPropertyValue("--muted"),
@@ -86,10 +120,11 @@ function axes({ log, height, style, along }: Wishes): uPlot.Axis[] {
     font: "11px system-ui, sans-serif",
     values: (_, ticks) => ticks.map(tick),
   };
+  const blank = empty && { values: () => [] };
   const round = (_: uPlot, __: number, min: number, max: number) => logTicks([min, max] as Range, height / PIXELS_A_TICK);
   const filter = (_: uPlot, ticks: number[]) => ticks;
   const time: uPlot.Axis = !isTime(along) ? axis : { ...axis, values: along === "clock" ? undefined : (_, ticks) => ticks.map(across) };
-  return [{ ...time, size: along === "clock" ? 42 : 30 }, { ...axis, size: 58, ...(log && { splits: round, filter }) }];
+  return [{ ...time, size: along === "clock" ? 42 : 30 }, { ...axis, size: 58, ...(log && { splits: round, filter }), ...blank }];
 }
 
 /** A part was marked with the mouse. */

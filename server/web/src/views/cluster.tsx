@@ -159,9 +159,11 @@ function Line({ job, extra, above, below, first, act }: LineProps) {
         </span>
       </Cell>
       <Cell kind="name">
-        <a href={address(job.experiment_id)}>{job.name}</a> <small class="muted">{job.experiment_id}</small>
-        <Labels labels={job.labels} />
-        <Trouble of={{ ...job, error: null }} />
+        <div class="line">
+          <a href={address(job.experiment_id)}>{job.name}</a> <small class="muted">{job.experiment_id}</small>
+          <Labels labels={job.labels} />
+          {(job.waiting_reason === null || job.waiting_reason !== above?.waiting_reason) && <Trouble of={{ ...job, error: null }} />}
+        </div>
         {job.order_reason && <small class="muted">starts later: {job.order_reason}</small>}
       </Cell>
       {extra.map((key) => (

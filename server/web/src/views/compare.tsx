@@ -8,7 +8,6 @@ import { leavesOf, type Value, seenTrial } from "../columns";
 import { duration, number } from "../format";
 import { useEvents, useLoaded } from "../live";
 import { Badge, Cell, ENDED, Lazy, Problem, Raw, Select, Table, Time, Trouble } from "../parts";
-import { written } from "../plot/axis";
 import type { Experiment, Trial, TrialPage } from "../resources";
 import { address, compareAddress, trialAddress, useChoice } from "../route";
 import { Allowed, useVisitor } from "./users/access";
@@ -163,8 +162,10 @@ function Standing({ found, ids }: { found: One[]; ids: number[] }) {
       {found.map(({ row, trials: [best] }, place) => (
         <tr key={row.id}>
           <Cell kind="name">
-            <i class="swatch" style={{ background: look(place % PLAIN_LOOKS).color }} /> {row.id} <a href={address(row.id)}>{row.name}</a>
-            <Trouble of={row} />
+            <div class="line">
+              <i class="swatch" style={{ background: look(place % PLAIN_LOOKS).color }} /> {row.id} <a href={address(row.id)}>{row.name}</a>
+              <Trouble of={row} />
+            </div>
           </Cell>
           <Cell>
             <Badge of={row} />
@@ -202,14 +203,24 @@ function Standing({ found, ids }: { found: One[]; ids: number[] }) {
 
 /** What is not the same in all configurations, and in what their best trials were started with. */
 function Differences({ found }: { found: One[] }) {
-  const rows = useMemo(() => differences(found), [found]);
+  const [every, setEvery] = useChoice("settings");
+  const all = useMemo(() => differences(found), [found]);
+  const wanted = all.filter((setting) => !minor(setting));
+  const rows = every ? all : wanted;
   if (found.length < 2) return null;
-  if (rows.length === 0) return <p class="muted">The configurations are identical.</p>;
+  if (all.length === 0) return <p class="muted">The configurations are identical.</p>;
   return (
     <details class="differ" open>
       <summary>
-        {number(rows.length)} {rows.length === 1 ? "setting differs" : "settings differ"}
+        {number(wanted.length)} {wanted.length === 1 ? "setting differs" : "settings differ"}
       </summary>
+      {all.length > wanted.length && (
+        <div class="choice">
+          <label title="Seeds, and values that are empty or zero in one experiment and not set in another">
+            <input type="checkbox" checked={every !== ""} onChange={(e) => setEvery(e.currentTarget.checked ? "all" : "")} /> Show all ({number(all.length)})
+          </label>
+        </div>
+      )}
       <Table
         head={
           <>
@@ -227,7 +238,7 @@ function Differences({ found }: { found: One[] }) {
             <Cell kind="name">{name}</Cell>
             {values.map((value, at) => (
               <td key={at} class={value === values[0] ? "" : "other"} data-name={String(found[at]!.row.id)} title={String(value ?? "")}>
-                {value === undefined ? <span class="muted">not set</span> : typeof value === "number" ? String(value) : written(value)}
+                {value === undefined ? <span class="muted">not set</span> : String(value ?? "–")}
               </td>
             ))}
           </tr>
@@ -238,6 +249,11 @@ function Differences({ found }: { found: One[] }) {
 }
 
 type Setting = [string, (Value | undefined)[]];
+
+/** Whether a setting says little: a seed, or not set in one experiment and empty in the others. */
+function minor([name, values]: Setting): boolean {
+  return /(?:^|[._])seed$/.test(name) || values.every((value) => !value || value === "[]" || value === "{}");
+}
 
 function differences(found: One[]): Setting[] {
   const settings = found.map(({ row, trials: [best] }) => {

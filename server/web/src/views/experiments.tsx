@@ -3,7 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useMemo, useState } from "preact/hooks";
 
-import { all, ApiError, get } from "../api";
+import { all, get } from "../api";
 import { Bulk, type Deed } from "../bulk";
 import { Chooser, useColumns } from "../chooser";
 import { constants, PREFIX, type Value } from "../columns";
@@ -33,7 +33,8 @@ const seconds = (time: string | null): number | null => (time === null ? null : 
 
 interface Shown extends Column<Experiment> {
   kind?: string;
-  cell: (row: Experiment) => ComponentChildren;
+  /** The name says why an experiment waits, unless the row above said the same. */
+  cell: (row: Experiment, above?: Experiment) => ComponentChildren;
 }
 
 const took = (e: Experiment) => (e.started_at === null ? null : (seconds(e.ended_at) ?? Date.now()) - seconds(e.started_at)!);
@@ -51,12 +52,12 @@ const COLUMNS: Shown[] = [
     name: NAME,
     value: (e) => e.name.toLowerCase(),
     kind: "name",
-    cell: (e) => (
-      <>
+    cell: (e, above) => (
+      <div class="line">
         <a href={address(e.id)}>{e.name}</a>
         <Labels labels={e.labels} />
-        <Trouble of={e} />
-      </>
+        {(e.waiting_reason === null || e.waiting_reason !== above?.waiting_reason) && <Trouble of={e} />}
+      </div>
     ),
   },
   { name: OWNER, value: (e) => e.owner, cell: (e) => e.owner },
@@ -158,11 +159,9 @@ const groups = () => import("./team").then((module) => module.Groups);
 
 const GROUPS = ["user", "project", "label", "state", "resources.resource_pool", "searcher.name"];
 
-/** All experiments; those of the share link where the browser has nothing else. */
-const readList = (): Promise<Experiment[]> =>
-  all<Experiment>("/experiments", "experiments").catch((problem: Error) =>
-    problem instanceof ApiError && problem.status === 403 ? get<SharedExperiments>("/shared").then((answer) => answer.experiments) : Promise.reject(problem),
-  );
+/** All experiments; for a visitor, those of the share link. */
+const readList = (visitor: boolean): Promise<Experiment[]> =>
+  visitor ? get<SharedExperiments>("/shared").then((answer) => answer.experiments) : all<Experiment>("/experiments", "experiments");
 
 const move = () => import("./users/projects").then((module) => module.Move);
 
@@ -173,7 +172,8 @@ export function Experiments({ several }: { several: boolean }) {
   const [mine, setMine] = useChoice("mine");
   const [project, setProject] = useChoice("project");
   const caller = useCaller();
-  const list = useLoaded("experiments", readList);
+  const visitor = useVisitor();
+  const list = useLoaded("experiments", () => readList(visitor));
   const [tick, setTick] = useState(0);
   const names = useLoaded("metrics", () => get<ExperimentColumns>("/experiments/columns").then((answer) => answer.names), useCalm(tick));
   const columns = useColumns("experiments", (name) => USUAL.includes(name));
@@ -189,9 +189,8 @@ export function Experiments({ several }: { several: boolean }) {
     if (!next.delete(id)) next.add(id);
     setTicked(next);
   };
-  const info = useLoaded("info", () => get<Info>("/info"));
+  const info = useLoaded("info", () => (visitor ? Promise.resolve(null) : get<Info>("/info")));
   const [group, setGroup] = useChoice("group");
-  const visitor = useVisitor();
   useEvents(visitor ? null : "/events", (changes) => {
     list.update((old) => merge(old, changes.experiments));
     if (changes.reload) list.reload();
@@ -280,8 +279,8 @@ export function Experiments({ several }: { several: boolean }) {
                 </>
               }
             >
-              {shown.map((e) => (
-                <Line key={e.id} row={e} heads={heads} ticked={ticked.has(e.id)} toggle={() => toggle(e.id)} />
+              {shown.map((e, at) => (
+                <Line key={e.id} row={e} above={shown[at - 1]} heads={heads} ticked={ticked.has(e.id)} toggle={() => toggle(e.id)} />
               ))}
             </Table>
           )}
@@ -305,12 +304,13 @@ const titleOf = (name: string): string => (name.startsWith(PREFIX) ? name.slice(
 
 interface LineProps {
   row: Experiment;
+  above: Experiment | undefined;
   heads: Shown[];
   ticked: boolean;
   toggle: () => void;
 }
 
-function Line({ row: e, heads, ticked, toggle }: LineProps) {
+function Line({ row: e, above, heads, ticked, toggle }: LineProps) {
   return (
     <tr>
       <Cell>
@@ -318,7 +318,7 @@ function Line({ row: e, heads, ticked, toggle }: LineProps) {
       </Cell>
       {heads.map(({ name, kind, cell }) => (
         <Cell key={name} name={NAMELESS.includes(name) ? undefined : titleOf(name)} kind={kind}>
-          {cell(e)}
+          {cell(e, above)}
         </Cell>
       ))}
     </tr>

@@ -34,7 +34,6 @@ export interface Column {
 interface About {
   row: Experiment;
   place: number;
-  virtual: boolean;
   hparams: Seen["hparams"];
   /** Metrics of the trial, by their columns. */
   measured: Record<string, Num>;
@@ -69,7 +68,7 @@ export function columns(row: Experiment, varied: string[], others: string[], sho
   });
   const usual: Column[] = [
     TRIAL,
-    { key: "state", name: "state", sorts: true, kind: "state", cell: (trial, { virtual }) => <State trial={trial} virtual={virtual} /> },
+    { key: "state", name: "state", sorts: true, kind: "state", cell: (trial) => <State trial={trial} /> },
     figure("steps_completed", "batches", (trial) => number(trial.steps_completed)),
     figure(
       "best_validation",
@@ -105,13 +104,12 @@ function Written({ value }: { value: Value }) {
 }
 
 /** Where a trial stands; why it waits, or what went wrong, in one line. */
-function State({ trial, virtual }: { trial: Trial; virtual: boolean }) {
-  const problem = trial.result_problem ?? trial.error ?? trial.waiting_reason;
+function State({ trial }: { trial: Trial }) {
   return (
-    <>
+    <div class="line">
       <Badge of={trial} /> {!ENDED.includes(trial.state) && <Progress value={trial.progress} />}
       <Labels labels={trial.labels} />
-      {virtual ? problem && <small class="muted cut" title={problem}>{problem}</small> : <Trouble of={trial} />}
-    </>
+      <Trouble of={trial} />
+    </div>
   );
 }

@@ -228,7 +228,7 @@ function Rows({ row, heads, measured, rows, total, reach, sort, setSort, at, cho
             )}
             {shown.map((trial, i) =>
               trial ? (
-                <Line key={trial.id} index={first + i} row={row} trial={trial} heads={heads} measured={measured(trial.id)} place={at.get(trial.id) ?? 0} chosen={chosen && chosen.includes(trial.id)} toggle={toggle} virtual={virtual} />
+                <Line key={trial.id} index={first + i} row={row} trial={trial} heads={heads} measured={measured(trial.id)} place={at.get(trial.id) ?? 0} chosen={chosen && chosen.includes(trial.id)} toggle={toggle} />
               ) : (
                 <tr key={`reading ${first + i}`}>
                   <td colSpan={width} class="muted">
@@ -279,11 +279,10 @@ interface LineProps {
   place: number;
   chosen: boolean | null;
   toggle: (id: number) => void;
-  virtual: boolean;
 }
 
-function Line({ index, row, trial, heads, measured, place, chosen, toggle, virtual }: LineProps) {
-  const about = { row, place, virtual, measured, hparams: seenTrial(trial).hparams };
+function Line({ index, row, trial, heads, measured, place, chosen, toggle }: LineProps) {
+  const about = { row, place, measured, hparams: seenTrial(trial).hparams };
   return (
     <tr class={trial.id === row.best_trial_id ? "best" : ""} aria-rowindex={index + 2}>
       {chosen !== null && (

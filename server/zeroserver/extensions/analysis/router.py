@@ -6,7 +6,8 @@ from typing import Annotated, Any, cast
 from fastapi import Query
 from sqlalchemy import Connection, select
 
-from zeroserver.access.routes import ACCESS, VIEWER, shown
+from zeroserver.access.principal import PrincipalDep
+from zeroserver.access.routes import ACCESS, SHARED, shown
 from zeroserver.analysis.columns import (
     COLUMNS,
     PREFIX,
@@ -51,7 +52,7 @@ __all__ = ["router"]
 
 ACCESS.update(
     {
-        "GET /api/v1/experiments/columns": VIEWER,
+        "GET /api/v1/experiments/columns": SHARED,
         "GET /api/v1/experiments/{experiment_id}/columns": shown("experiment"),
         "GET /api/v1/experiments/{experiment_id}/importance": shown("experiment"),
         "GET /api/v1/experiments/{experiment_id}/search-progress": shown("experiment"),
@@ -64,6 +65,7 @@ router = resource_router("/api/v1/experiments", "analysis")
 @router.get("/columns")
 async def get_experiment_columns(
     services: ServicesDep,
+    principal: PrincipalDep,
     column: Annotated[
         list[str] | None,
         Query(
@@ -72,23 +74,31 @@ async def get_experiment_columns(
         ),
     ] = None,
 ) -> ExperimentColumns:
-    """Read metrics of the best trials of all experiments."""
+    """Read metrics of the best trials of all experiments, or of those of a share link."""
+    shown_ids = principal.experiment_ids if principal.kind == "share" else None
 
     def read(connection: Connection) -> ExperimentColumns:
+        named = queries.all_metric_names(connection, shown_ids)
+        reported = {f"{group}.{name}" for group, name in named}
         measures = {
-            name: best_trial_metric(connection, name) for name in column or () if name != "id"
+            name: best_trial_metric(connection, name)
+            if name.partition(".")[2] in reported
+            else None
+            for name in column or ()
+            if name != "id"
         }
         raise_problems(
             [no_metric(name, "column") for name, values in measures.items() if values is None]
         )
-        ids = (
-            connection.execute(select(experiments.c.id).order_by(experiments.c.id)).scalars().all()
-        )
+        query = select(experiments.c.id).order_by(experiments.c.id)
+        if shown_ids is not None:
+            query = query.where(experiments.c.id.in_(shown_ids))
+        ids = connection.execute(query).scalars().all()
         cells = {
             name: _json_values(map((values or {}).get, ids)) for name, values in measures.items()
         }
-        named = [MetricName(*row) for row in queries.all_metric_names(connection)]
-        return ExperimentColumns(named, {"id": list(ids), **cells})
+        metric_list = [MetricName(*row) for row in named]
+        return ExperimentColumns(metric_list, {"id": list(ids), **cells})
 
     return await services.read(read)
 

@@ -7,10 +7,10 @@ import { get, post, remove } from "../../api";
 import { Ask, Question } from "../../dialog";
 import { bytes, number } from "../../format";
 import { useLoaded } from "../../live";
-import { Cell, Copy, Problem, Raw, Table, Time } from "../../parts";
-import type { Model as Row, ModelVersion } from "../../resources";
+import { Cell, Copy, Lazy, Problem, Raw, Table, Time } from "../../parts";
+import type { Checkpoint, Model as Row, ModelVersion } from "../../resources";
 import { address, modelAddress, trialAddress } from "../../route";
-import { Measured } from "../checkpoints";
+import { Files, Measured } from "../checkpoints";
 import { readModels } from "./register";
 
 const HEADS = ["model", "owner", "description", "versions", "latest version", "latest metrics", "added"];
@@ -105,11 +105,17 @@ function New({ done }: { done: () => void }) {
   );
 }
 
+const difference = () => import("./difference").then((module) => module.Difference);
+
 export function Model({ name }: { name: string }) {
+  const [chosen, setChosen] = useState<number[]>([]);
+  const toggle = (version: number) => setChosen(chosen.includes(version) ? chosen.filter((one) => one !== version) : [...chosen.slice(-1), version]);
   const path = `/models/${name}`;
   const found = useLoaded(path, () => get<{ model: Row }>(path).then((answer) => answer.model));
   const model = found.value;
   if (model === null) return found.error ? <Problem text={found.error} /> : <p class="muted">Loading…</p>;
+  const several = model.versions.length > 1;
+  const compared = model.versions.filter(({ version }) => chosen.includes(version));
   return (
     <>
       {found.error && <Problem text={found.error} />}
@@ -140,25 +146,47 @@ export function Model({ name }: { name: string }) {
           No versions yet: <code>zerolab model register-version {name} UUID</code>, or use <b>Register</b> in the checkpoints of an experiment.
         </p>
       ) : (
-        <Table head={VERSION_HEADS.map((head) => <th key={head} aria-label={head || "actions"}>{head}</th>)}>
+        <>
+        <Table head={[...(several ? [<th key="selected" aria-label="selected" />] : []), ...VERSION_HEADS.map((head) => <th key={head} aria-label={head || "actions"}>{head}</th>)]}>
           {[...model.versions].reverse().map((version) => (
-            <VersionLine key={version.version} model={name} version={version} done={found.reload} />
+            <VersionLine key={version.version} model={name} version={version} done={found.reload} chosen={several ? chosen.includes(version.version) : null} toggle={toggle} />
           ))}
         </Table>
+        {compared.length === 2 ? (
+          <Lazy key={chosen.join()} load={difference} with={{ versions: compared }} />
+        ) : (
+          several && <p class="muted">Select two versions to compare them.</p>
+        )}
+        </>
       )}
     </>
   );
 }
 
-function VersionLine({ model, version: v, done }: { model: string; version: ModelVersion; done: () => void }) {
+interface VersionProps {
+  model: string;
+  version: ModelVersion;
+  done: () => void;
+  /** Null where there is nothing to compare with. */
+  chosen: boolean | null;
+  toggle: (version: number) => void;
+}
+
+function VersionLine({ model, version: v, done, chosen, toggle }: VersionProps) {
+  const [open, setOpen] = useState(false);
   const act = () => remove(`/models/${model}/versions/${v.version}`).then(done);
   return (
     <tr>
+      {chosen !== null && (
+        <Cell>
+          <input type="checkbox" checked={chosen} aria-label={`compare version ${v.version}`} onChange={() => toggle(v.version)} />
+        </Cell>
+      )}
       <Cell name="version" kind="figure">
         {v.version}
       </Cell>
       <Cell>
-        <details>
+        <details onToggle={(e) => setOpen(e.currentTarget.open)}>
           <summary>
             <code title={v.checkpoint}>{v.checkpoint.slice(0, 8)}</code>
           </summary>
@@ -166,6 +194,7 @@ function VersionLine({ model, version: v, done }: { model: string; version: Mode
             {v.checkpoint} <Copy text={v.checkpoint} />
           </p>
           <p class="path">zerolab checkpoint download {v.checkpoint} DIRECTORY</p>
+          {open && <VersionFiles uuid={v.checkpoint} />}
         </details>
       </Cell>
       <Cell name="trial" kind="figure">
@@ -191,4 +220,10 @@ function VersionLine({ model, version: v, done }: { model: string; version: Mode
       </Cell>
     </tr>
   );
+}
+
+function VersionFiles({ uuid }: { uuid: string }) {
+  const found = useLoaded(uuid, () => get<{ checkpoint: Checkpoint }>(`/checkpoints/${uuid}`).then(({ checkpoint }) => checkpoint));
+  if (found.value === null) return found.error ? <Problem text={found.error} /> : <p class="muted">Loading…</p>;
+  return <Files checkpoint={found.value} />;
 }

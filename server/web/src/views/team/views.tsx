@@ -6,6 +6,7 @@ import { get, patch, post, remove } from "../../api";
 import { Ask, Now, Question } from "../../dialog";
 import { useLoaded } from "../../live";
 import { Problem } from "../../parts";
+import { Popover } from "../../popover";
 import type { View } from "../../resources";
 import { Caller } from "../users/access";
 
@@ -17,30 +18,27 @@ export function Views({ columns = null }: { columns?: string | null }) {
   const changed = (change: Promise<unknown>) => change.then(list.reload);
   return (
     <>
-      <details class="chooser">
-        <summary>views</summary>
-        <div class="choice" role="group" aria-label="views">
-          {list.error && <Problem text={list.error} />}
-          {list.value?.length === 0 && <span class="muted">No saved views.</span>}
-          {(list.value ?? []).map((view) => (
-            <span key={view.id}>
-              <a href={`#${view.path}`}>{view.name}</a> {view.shared && <small class="muted">shared by {view.owner}</small>}{" "}
-              {(view.owner === caller?.user || caller?.role === "admin") && (
-                <>
-                  <Rename view={view} done={list.reload} />
-                  <Now act={() => changed(patch(`/views/${view.id}`, { path: addressOfView(columns) }))}>replace</Now>
-                  <Ask act={() => changed(remove(`/views/${view.id}`))} final title={`delete view ${view.name}?`} ask="Experiments are not affected.">
-                    delete
-                  </Ask>
-                </>
-              )}
-            </span>
-          ))}
-          <button type="button" onClick={() => setSaving(true)}>
-            save view
-          </button>
-        </div>
-      </details>
+      <Popover name="views">
+        {list.error && <Problem text={list.error} />}
+        {list.value?.length === 0 && <span class="muted">No saved views.</span>}
+        {(list.value ?? []).map((view) => (
+          <p key={view.id} class="actions">
+            <a href={`#${view.path}`}>{view.name}</a> {view.shared && <small class="muted">shared by {view.owner}</small>}{" "}
+            {(view.owner === caller?.user || caller?.role === "admin") && (
+              <>
+                <Rename view={view} done={list.reload} />
+                <Now act={() => changed(patch(`/views/${view.id}`, { path: addressOfView(columns) }))}>replace</Now>
+                <Ask act={() => changed(remove(`/views/${view.id}`))} final title={`delete view ${view.name}?`} ask="Experiments are not affected.">
+                  delete
+                </Ask>
+              </>
+            )}
+          </p>
+        ))}
+        <button type="button" onClick={() => setSaving(true)}>
+          save view
+        </button>
+      </Popover>
       {saving && <Save columns={columns} several={caller?.shared ?? false} done={list.reload} close={() => setSaving(false)} />}
     </>
   );

@@ -4,14 +4,16 @@ import { type ComponentChildren, createContext } from "preact";
 import { useContext } from "preact/hooks";
 
 import { get } from "../../api";
-import { useLoaded } from "../../live";
+import { type Live, useLoaded } from "../../live";
 import type { Whoami } from "../../resources";
 
-/** The user of this browser. */
-export const useCaller = (): Whoami | null => useLoaded("whoami", () => get<Whoami>("/whoami")).value;
+/** The user of this browser, as the server names it. */
+export const useWhoami = (): Live<Whoami> => useLoaded("whoami", () => get<Whoami>("/whoami"));
 
-/** The user of this browser; null until the server has named it. */
+/** The user of this browser; null if the server has not named it. */
 export const Caller = createContext<Whoami | null>(null);
+
+export const useCaller = (): Whoami | null => useContext(Caller);
 
 const ROLES = ["viewer", "member", "admin"];
 
