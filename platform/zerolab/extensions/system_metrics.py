@@ -17,6 +17,9 @@ __all__ = ["LoadMeter", "SystemMetrics"]
 
 logger = logging.getLogger(__name__)
 
+_START_ROUNDING_S = 2.0
+"""Start times of processes count in clock ticks since boot, whose time is rounded."""
+
 
 class SystemMetrics:
     """Samples this machine in a thread, once a second; returns means.
@@ -132,7 +135,7 @@ class LoadMeter:
                 with contextlib.suppress(psutil.Error), process.oneshot():
                     times = process.cpu_times()
                     total_s = self._cpu_s[process] = times.user + times.system
-                    is_new = process.create_time() > self._at
+                    is_new = process.create_time() > self._at - _START_ROUNDING_S
                     used_s += max(0.0, total_s - before.get(process, 0.0 if is_new else total_s))
                     resident += process.memory_info().rss
             for slot in ranks[pid]:
