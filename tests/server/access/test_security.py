@@ -367,7 +367,8 @@ def test_join_token_is_valid_for_agent_routes_only(sqlite_server: Server) -> Non
             allowed.add(f"{method} {path.removeprefix('/api/v1')}")
     run = {f"POST /runs/1/{name}" for name in
            ("started", "activity", "meeting", "exited", "reports", "logs")}  # fmt: skip
-    agent = {"POST /agents", "GET /agents/1/work", "POST /agents/1/leave"}
+    agent = {f"{method} /agents/1/work" for method in ("GET", "POST")}
+    agent |= {"POST /agents", "POST /agents/1/leave"}
     assert allowed == run | agent | {"GET /experiments/1/archive"}
     assert len(server.http.get("/api/v1/experiments/1/archive", headers=headers).content) > 0
 
