@@ -273,6 +273,9 @@ async def _tick_forever(services: Services, supervisors: Sequence[Supervisor]) -
                 expire_at = time.monotonic() + services.settings.timings.expiry_s
                 while await services.write(lambda work: work.logs.expire()):
                     pass
+                services.orchestrator.metrics.thinned = ()
+            if services.orchestrator.metrics.thinned is not None:  # a part at each tick
+                await services.write(lambda work: work.metric_retention.expire())
         except StoreError as error:
             if str(error) != last_error or time.monotonic() >= quiet_until:  # not at every tick
                 last_error, quiet_until = str(error), time.monotonic() + _LOG_INTERVAL_S

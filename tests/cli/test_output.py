@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from zerolab.cli.log_stream import exit_code
-from zerolab.cli.output import checkpoint_text, end_state, problem_lines
+from zerolab.cli.output import checkpoint_text, end_state, problem_lines, removed_values
 
 
 def ended(state: str, failed: int = 0, canceled: int = 0, problem: str | None = None) -> Any:
@@ -48,3 +48,13 @@ def test_best_checkpoint_shows_metric() -> None:
     text = checkpoint_text(best, "accuracy")
     assert text == "e268e49e  accuracy 0.9645, batch 400 of trial 63"
     assert checkpoint_text({**best, "checkpoint": None}, "accuracy") is None
+
+
+@pytest.mark.parametrize(("days", "when"), [(30, " 30 days after its end"), (None, "")])
+def test_removed_values_name_their_retention(days: int | None, when: str) -> None:
+    policy = {"retention_policy": {"metric_retention_days": days}}
+    expected = (
+        f"experiment 4: most values of training and system metrics were removed{when} "
+        "(retention_policy.metric_retention_days); about one of 1,024 steps is left"
+    )
+    assert removed_values({"id": 4, "config": policy}) == expected

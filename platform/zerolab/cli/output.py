@@ -175,6 +175,16 @@ def print_message(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201 - the output
 
 
+def removed_values(experiment: Mapping[str, Any]) -> str:
+    """Return the message about the values that an experiment's retention of metrics removed."""
+    days = experiment["config"]["retention_policy"]["metric_retention_days"]
+    when = "" if days is None else f" {days} days after its end"
+    return (
+        f"experiment {experiment['id']}: most values of training and system metrics were removed"
+        f"{when} (retention_policy.metric_retention_days); about one of 1,024 steps is left"
+    )
+
+
 def print_done(resource: Any, message: str, *, as_json: bool) -> None:
     """Print a changed resource as JSON, or else a message on standard error."""
     if as_json:

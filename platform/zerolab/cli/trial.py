@@ -32,6 +32,7 @@ from zerolab.cli.output import (
     print_table,
     print_warnings,
     problem_lines,
+    removed_values,
     result,
     waiting_lines,
 )
@@ -261,6 +262,9 @@ def metrics(
         curves = client.metrics(trial_id, kind, name or ())
         if len({curve["name"] for curve in curves}) < len(set(name or ())) or (kind and not curves):
             _check_metrics(client.metric_names(trial_id), kind, name or ())
+        experiment = None
+        if any(curve["values_removed"] for curve in curves):
+            experiment = client.experiment(client.trial(trial_id)["experiment_id"])
     if as_json:
         print_json(curves)
         return
@@ -275,6 +279,8 @@ def metrics(
         for step, value in curve["points"]
     ]
     print_table(["group", "metric", "batch", "value"], rows)
+    if experiment is not None:
+        print_message(removed_values(experiment))
 
 
 def _check_metrics(

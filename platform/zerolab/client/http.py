@@ -1799,8 +1799,8 @@ class Client(Transport):
 
         Returns:
             One dict per metric: ``group``, ``name``, ``points`` (a list of ``[step, value]``, the
-            mean of merged points), and ``band`` (``[step, minimum, maximum, mean]`` of merged
-            points, or None).
+            mean of merged points), ``band`` (``[step, minimum, maximum, mean]`` of merged points,
+            or None), and ``values_removed`` (whether the retention of metrics removed values).
 
         Raises:
             NotFoundError: If the trial does not exist.

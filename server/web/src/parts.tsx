@@ -7,6 +7,7 @@ import { signIn, signInMethods } from "./api";
 import { Now } from "./dialog";
 import { ago, clock, number } from "./format";
 import { LOGIN } from "./live";
+import type { Experiment } from "./resources";
 
 export const ENDED = ["COMPLETED", "CANCELED", "ERROR"];
 
@@ -277,4 +278,12 @@ export function Lazy<P extends object>({ load, with: properties, quiet = false }
   if (View !== null) return <View {...properties} />;
   if (problem) return <Problem text={problem} />;
   return quiet ? null : <p class="muted">Loading…</p>;
+}
+
+/** The fact that the retention of metrics removed values. */
+export function removedValues({ metrics_expired_at: at, config }: Experiment): [string, ComponentChildren][] {
+  if (at === null) return [];
+  const { metric_retention_days: days } = (config["retention_policy"] ?? {}) as { metric_retention_days?: number | null };
+  const when = days == null ? <Time at={at} /> : `${days} days after the end`;
+  return [["curves", <span class="muted">most values were removed {when}; one of 1,024 steps is left</span>]];
 }

@@ -238,6 +238,8 @@ export interface Curve {
   band: Array<[number, Num, Num, Num]> | null;
   /** Time of each point in seconds since 1970; null unless requested by `times`. */
   time_s: Array<number> | null;
+  /** Whether most of its values were removed some days after the end of the experiment (`retention_policy.metric_retention_days`); points then represent up to 1,024 steps each. */
+  values_removed: boolean;
 }
 
 /** Defaults and limits of the experiments of a project or of the installation. */
@@ -352,6 +354,8 @@ export interface Experiment {
   error: string | null;
   /** Why it ended without a result, even if `COMPLETED`: all trials failed, or none reported a number for the metric; else null. */
   result_problem: string | null;
+  /** Time at which most values of its training and system metrics were removed (`retention_policy.metric_retention_days`); null if all are stored. */
+  metrics_expired_at: string | null;
   /** Searched hyperparameters that no trial has read; empty while unknown. */
   unread_hparams: Array<string>;
 }

@@ -43,7 +43,7 @@ from zeroserver.orchestrator.state import config_of
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED, TrialState
-from zeroserver.store.points import MAX_STEP, point_times, read_curve
+from zeroserver.store.points import MAX_STEP, point_times, read_curve, thinned_keys
 from zeroserver.store.rows import ExperimentRow, Row, TrialRow, find_row
 from zeroserver.store.schema import logs, trials
 
@@ -261,15 +261,22 @@ async def get_metrics(
 
     def read(connection: Connection) -> Metrics:
         find_row(connection, TrialRow, trial_id)
+        thinned = thinned_keys(connection, trial_id)
         requested = None if names is None else set(names.split(","))
         curves = []
         for key in queries.metric_names(connection, trial_id, group):
             if requested is not None and key[2] not in requested:
                 continue
-            curve = read_curve(connection, trial_id, key, max_points, (first, last))
+            is_thinned = key[0] in thinned
+            within = (first, last)
+            curve = read_curve(connection, trial_id, key, max_points, within, thinned=is_thinned)
             steps = [point[0] for point in curve.points]
             reported_at = point_times(connection, trial_id, key[0], steps) if times else None
-            curves.append(Curve(curve.group, curve.name, curve.points, curve.band, reported_at))
+            curves.append(
+                Curve(
+                    curve.group, curve.name, curve.points, curve.band, reported_at, is_thinned
+                )
+            )  # fmt: skip
         return Metrics(curves)
 
     return await services.read(read)

@@ -181,6 +181,8 @@ class MetricCache(msgspec.Struct):
     """Metrics that trials started to use since the last search for unused names."""
     purge_due: bool = False
     """Whether metric names may be unused, because trials were deleted."""
+    thinned: tuple[int, ...] | None = None
+    """Position of the removal of old points; None if none is in progress."""
     warned: dict[tuple[int, str], None] = msgspec.field(default_factory=dict)
     """Run and kind of problem of each warning that is already logged."""
 

@@ -364,6 +364,7 @@ def resource_columns(config: "ExperimentConfig") -> dict[str, Any]:
         "pool": resources.resource_pool,
         "queue_time": resources.queue_time,
         "log_retention_days": config.retention_policy.days,
+        "metric_retention_days": config.retention_policy.metric_retention_days,
         "concurrent_trials": 0 if searcher.has_one_trial else searcher.max_concurrent_trials,
     }
 

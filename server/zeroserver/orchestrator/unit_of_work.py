@@ -7,6 +7,7 @@ from zeroserver.orchestrator.exit_service import ExitService
 from zeroserver.orchestrator.experiment_service import ExperimentService
 from zeroserver.orchestrator.ingest.log_service import LogService
 from zeroserver.orchestrator.ingest.metric_names import MetricNameService
+from zeroserver.orchestrator.ingest.metric_retention import MetricRetentionService
 from zeroserver.orchestrator.ingest.report_service import ReportService
 from zeroserver.orchestrator.node_service import NodeService
 from zeroserver.orchestrator.orphans import OrphanService
@@ -40,3 +41,4 @@ class UnitOfWork(DomainTransaction):
     logs = Uses(LogService)
     orphans = Uses(OrphanService)
     metric_names = Uses(MetricNameService)
+    metric_retention = Uses(MetricRetentionService)

@@ -22,6 +22,7 @@ from zeroserver.store.database import Transaction, raw_rows
 
 __all__ = [
     "SHIFTS",
+    "THINNED_SHIFT",
     "Curve",
     "MetricKeys",
     "Point",
@@ -30,10 +31,14 @@ __all__ = [
     "point_times",
     "read_curve",
     "store_points",
+    "thinned_keys",
 ]
 
 SHIFTS = (6, 10, 14, 18)
 """Levels of roll-ups: buckets of 64 to 262,144 steps, each of 16 buckets of the level below."""
+
+THINNED_SHIFT = SHIFTS[1]
+"""Finest level that remains when the points of old experiments are removed."""
 
 MAX_STEP = 2**53
 FORGOTTEN = 50_000
@@ -379,6 +384,28 @@ _READ_ROLLUPS = (
 )
 
 
+_HAS_EXPIRED = (
+    "SELECT 1 FROM trials t JOIN experiments e ON e.id = t.experiment_id WHERE t.id = ? "
+    "AND e.metrics_expired_at IS NOT NULL"
+)
+_THINNED = (
+    "SELECT key_id FROM rollups "  # noqa: S608 - our own words
+    f"WHERE trial_id = ? AND shift IN ({SHIFTS[0]}, {SHIFTS[-1]}) GROUP BY key_id "
+    f"HAVING sum(CASE WHEN shift = {SHIFTS[0]} THEN count ELSE -count END) < 0"
+)
+_READ_COUNTED = (
+    "SELECT last_step, least, most, total, finite, count "  # noqa: S608 - our own words
+    f"FROM rollups {_OF_BUCKETS} ORDER BY bucket"
+)
+
+
+def thinned_keys(connection: Connection, trial_id: int) -> set[int]:
+    """Return the ids of a trial's metrics of which points were removed by their retention."""
+    if not raw_rows(connection, _HAS_EXPIRED, (trial_id,)):
+        return set()
+    return {key for (key,) in raw_rows(connection, _THINNED, (trial_id,))}
+
+
 class Curve(msgspec.Struct, frozen=True):
     """Down-sampled metric over the steps, for a chart."""
 
@@ -396,6 +423,8 @@ def read_curve(
     key: tuple[int, str, str],
     max_points: int,
     within: tuple[int, int] = (0, MAX_STEP),
+    *,
+    thinned: bool = False,
 ) -> Curve:
     """Read one metric of a trial with at most ``max_points`` points.
 
@@ -408,16 +437,21 @@ def read_curve(
         key: Id, group and name of the metric.
         max_points: Maximum number of points, at least 1.
         within: First and last step.
+        thinned: Whether points were removed; roll-ups then represent them.
     """
     key_id, group, name = key
     span, count = _extent(connection, trial_id, key_id, within)
-    if min(span, count) <= _RAW_FACTOR * max_points:
+    is_short = min(span, count) <= _RAW_FACTOR * max_points
+    if is_short and thinned:
+        rows = _thinned_rows(connection, trial_id, key_id, within)
+        band = [_band_of_rollups(part) for part in _parts(rows, max_points)]
+    elif is_short:
         raw = raw_rows(connection, _READ_POINTS, (trial_id, key_id, *within))
         if len(raw) <= max_points:
             return Curve(group, name, [[step, json_number(value)] for step, value in raw], None)
         band = [_band_of_points(part) for part in _parts(raw, max_points)]
     else:
-        shift = _level(span, max_points)
+        shift = max(_level(span, max_points), THINNED_SHIFT if thinned else 0)
         buckets = (within[0] >> shift, within[1] >> shift)
         rows = raw_rows(connection, _READ_ROLLUPS, (trial_id, shift, key_id, *buckets))
         band = [_band_of_rollups(part) for part in _parts(rows, max_points)]
@@ -451,6 +485,20 @@ def _extent(
 def _level(span: int, max_points: int) -> int:
     """Return the finest roll-up level with few enough rows over ``span`` steps."""
     return next((s for s in SHIFTS if span >> s <= 4 * max_points), SHIFTS[-1])
+
+
+def _thinned_rows(
+    connection: Connection, trial_id: int, key_id: int, within: tuple[int, int]
+) -> list[tuple[Any, ...]]:
+    """Read the roll-ups of a metric, or its points if none of these steps were removed."""
+    first, last = (step >> THINNED_SHIFT for step in within)
+    steps = (first << THINNED_SHIFT, ((last + 1) << THINNED_SHIFT) - 1)
+    stored = raw_rows(connection, _READ_POINTS, (trial_id, key_id, *steps))
+    rows = raw_rows(connection, _READ_COUNTED, (trial_id, THINNED_SHIFT, key_id, first, last))
+    if len(stored) < sum(row[-1] for row in rows):
+        return [row[:-1] for row in rows]
+    inside = [point for point in stored if within[0] <= point[0] <= within[1]]
+    return [(point[0], *_Sums.of([point]).row()[:4]) for point in inside]
 
 
 def _parts(rows: list[tuple[Any, ...]], limit: int) -> Iterator[list[tuple[Any, ...]]]:

@@ -211,6 +211,8 @@ class ExperimentRow(Row, frozen=True, gc=False):
     best_validation: float | None
     error: str | None
     log_retention_days: int | None
+    metric_retention_days: int | None
+    metrics_expired_at: float | None
     creating: int
     deleting: int
     retention_due: int

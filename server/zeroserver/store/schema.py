@@ -63,7 +63,7 @@ __all__ = [
     "views",
 ]
 
-HEAD = "0036"
+HEAD = "0037"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -228,6 +228,8 @@ experiments = Table(
     Column("best_validation", Double, nullable=True),
     Column("error", Text, nullable=True),
     Column("log_retention_days", Integer, nullable=True),  # after a trial's end; NULL: forever
+    Column("metric_retention_days", Integer, nullable=True),  # after its end; NULL: forever
+    Column("metrics_expired_at", Double, nullable=True),  # when old points were removed
     Column("creating", Integer, nullable=False, server_default="0"),  # trials are still created
     Column("deleting", Integer, nullable=False, server_default="0"),  # partly deleted
     Column("retention_due", Integer, nullable=False, server_default="0"),  # for all its checkpoints

@@ -98,6 +98,9 @@ class Experiment(ServerObject):
     """One-line error if it failed or no trial has a result."""
     result_problem: str | None
     """Why it ended without a result; else None."""
+    metrics_expired_at: datetime | None
+    """Time at which most values of its training and system metrics were removed
+    (``retention_policy.metric_retention_days``); None if all are stored."""
     unread_hparams: list[str]
     """Searched hyperparameters that no trial has read; empty while unknown."""
 

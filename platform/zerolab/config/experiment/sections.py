@@ -144,11 +144,16 @@ class LogPolicy(Section):
 
 
 class RetentionPolicyConfig(Section):
-    """Retention of logs."""
+    """Retention of logs and metrics."""
 
     log_retention_days: Annotated[int, Field(ge=-1, le=32767)] | None = None
     """Days after the end of a trial until the server deletes its log; -1, or no value: the log is
     kept until the experiment is deleted."""
+
+    metric_retention_days: Annotated[int, Field(ge=0, le=32767)] | None = None
+    """Days after the end of the experiment until the server removes values of training and system
+    metrics: of each 1,024 steps it keeps the mean, minimum, maximum and last value. Validation
+    metrics, and all values near a checkpoint and the end, are kept. By default all are kept."""
 
     @property
     def days(self) -> int | None:

@@ -10,7 +10,7 @@ import type { Experiment as Row, Trial, TrialColumns } from "../resources";
 import { duration, number } from "../format";
 import { Ask, AskChanges, Now } from "../dialog";
 import { merge, useEvents, useLoaded } from "../live";
-import { Badge, ENDED, Facts, Labels, Lazy, Problem, Progress, Raw, Time } from "../parts";
+import { Badge, ENDED, Facts, Labels, Lazy, Problem, Progress, Raw, removedValues, Time } from "../parts";
 import { address, type OfExperiment, SHARED_TABS, type Tab, TABS, trialAddress } from "../route";
 import { Checkpoints, Saved } from "./checkpoints";
 import { Curves } from "./curves";
@@ -288,6 +288,7 @@ function Overview({ row, trials, tick }: { row: Row; trials: Seen[]; tick: numbe
             <a href={`${download}csv`}>CSV</a> <a href={`${download}ndjson`}>NDJSON</a>
           </>,
         ],
+        ...removedValues(row),
       ]}
     />
   );

@@ -9,7 +9,7 @@ import { leavesOf, seenTrial, spaceOf } from "../columns";
 import { Ask, AskChanges, Now } from "../dialog";
 import { clock, duration, number, seconds } from "../format";
 import { useEvents, useLoaded } from "../live";
-import { Badge, Cell, ENDED, Facts, Labels, OneLine, Problem, Progress, Raw, Table, Time } from "../parts";
+import { Badge, Cell, ENDED, Facts, Labels, OneLine, Problem, Progress, Raw, removedValues, Table, Time } from "../parts";
 import type { Experiment, Run, RunPage, Trial as Row } from "../resources";
 import { address, modelAddress, SHARED_TABS, trialAddress, type TrialTab, TRIAL_TABS } from "../route";
 import { Checkpoints, Saved } from "./checkpoints";
@@ -216,6 +216,7 @@ function Overview({ trial, row, versions, tick }: Both & { versions: Version[]; 
   if (trial.source_trial_id !== null) {
     rows.push(["initial weights from", <a href={trialAddress(trial.source_trial_id)}>trial {trial.source_trial_id}</a>]);
   }
+  rows.push(...removedValues(row));
   return <Facts rows={rows} />;
 }
 

@@ -68,6 +68,9 @@ class Experiment(Resource, frozen=True):
     result_problem: str | None
     """Why it ended without a result, even if `COMPLETED`: all trials failed, or none reported a
     number for the metric; else null."""
+    metrics_expired_at: Time | None
+    """Time at which most values of its training and system metrics were removed
+    (`retention_policy.metric_retention_days`); null if all are stored."""
     unread_hparams: list[str]
     """Searched hyperparameters that no trial has read; empty while unknown."""
 

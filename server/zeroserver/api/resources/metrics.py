@@ -31,6 +31,9 @@ class Curve(Resource, frozen=True):
     """Step, minimum, maximum and mean of merged points; null if none were merged."""
     time_s: list[float] | None = None
     """Time of each point in seconds since 1970; null unless requested by `times`."""
+    values_removed: bool = False
+    """Whether most of its values were removed some days after the end of the experiment
+    (`retention_policy.metric_retention_days`); points then represent up to 1,024 steps each."""
 
 
 class Metrics(Resource, frozen=True):

@@ -8,7 +8,7 @@ import typer
 
 from zerolab.cli.connection import ExperimentId
 from zerolab.cli.groups import in_panel
-from zerolab.cli.output import print_message
+from zerolab.cli.output import print_message, removed_values
 from zerolab.errors import ConfigError
 
 __all__ = ["metrics"]
@@ -64,6 +64,9 @@ def metrics(
         problem = f"--output: must be given with --format {form}"
         raise ConfigError("zerolab experiment metrics", [problem])
     with connect() as client:
+        experiment = client.experiment(experiment_id)
+        if experiment["metrics_expired_at"] is not None:
+            print_message(removed_values(experiment))
         if output is not None and form in {Form.PARQUET, Form.TENSORBOARD}:
             write = write_parquet if form == Form.PARQUET else write_tensorboard
             count = write(client, experiment_id, output)
