@@ -161,9 +161,7 @@ def test_checkpoint_list_and_download(installation: Installation, tmp_path: Path
     assert "would be deleted" in plan.stderr
 
 
-def test_model_registry_keeps_checkpoint(
-    installation: Installation,
-) -> None:
+def test_model_registry_keeps_checkpoint(installation: Installation, tmp_path: Path) -> None:
     uuid = installation.json("checkpoint", "list", "1")[-1]["uuid"]
     arguments = ("--description", "a line")
     assert installation.quick("model", "create", "lines", *arguments).stdout == "lines\n"
@@ -183,6 +181,19 @@ def test_model_registry_keeps_checkpoint(
         for name, value in without_lengths(version["metrics"]).items()
     )
     assert "lines" in installation.quick("model", "list").stdout
+    alias = ("model", "alias", "lines", "production")
+    for arguments in (alias, (*alias, "1", "--remove")):
+        wrong = installation.quick(*arguments, expect=2).stderr
+        assert "give either a version or --remove" in wrong
+    assert "production stands for version 1" in installation.quick(*alias, "1").stderr
+    assert "production" in installation.quick("model", "describe", "lines").stdout
+    copy = tmp_path / "copy"
+    download = ("model", "download", "lines", copy, "--version")
+    assert installation.quick(*download, "production").stdout == f"{copy}\n"
+    assert (copy / "checkpoint.json").is_file()
+    installation.quick(*alias, "--remove")
+    unknown = installation.quick(*download, "production", expect=2).stderr
+    assert "model lines has no version production; it has: 1" in unknown
     refused = installation.quick("checkpoint", "delete", uuid, "--yes", expect=2).stderr
     assert "is version 1 of model lines" in refused
     shown = installation.quick("model", "delete-version", "lines", "1").stderr

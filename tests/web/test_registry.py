@@ -41,6 +41,17 @@ def test_register_find_and_unregister_checkpoint(stage: Stage, spectator: Watche
     (model,) = stage.played.get("/models")["models"]
     assert [entry["checkpoint"] for entry in model["versions"]] == [uuid]
 
+    version.get_by_role("button", name="aliases").click()
+    dialog.get_by_label("aliases").fill("production candidate")
+    dialog.get_by_role("button", name="save").click()
+    expect(version.locator(".badge")).to_have_text(["candidate", "production"])
+    version.get_by_role("button", name="aliases").click()
+    dialog.get_by_label("aliases").fill("production 7")
+    dialog.get_by_role("button", name="save").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("must have a character that is no digit")
+    dialog.get_by_label("aliases").fill("production")
+    dialog.get_by_role("button", name="save").click()
+    expect(version.locator(".badge")).to_have_text(["production"])
     version.get_by_role("button", name="remove").click()
     dialog.get_by_role("button", name="remove").click()
     expect(page.get_by_text("No versions yet")).to_be_visible()

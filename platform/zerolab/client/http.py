@@ -948,7 +948,7 @@ class Client(Transport):
         Returns:
             ``name``, ``description``, ``created_at``, and ``versions``, a list of dicts with
             ``version`` (from 1), ``checkpoint`` (uuid), ``experiment_id``, ``trial_id``,
-            ``steps_completed``, ``size_bytes``, ``metrics`` and ``notes``.
+            ``steps_completed``, ``size_bytes``, ``metrics``, ``notes`` and ``aliases``.
 
         Raises:
             NotFoundError: If it does not exist.
@@ -1013,6 +1013,53 @@ class Client(Transport):
         body = {"checkpoint": checkpoint, "notes": notes}
         response = self.post(_path("models", name, "versions"), body)
         return Model(self, resource(response, "model"))
+
+    def put_alias(self, name: str, alias: str, version: int) -> Model:
+        """Let an alias stand for a version of a model.
+
+        It no longer stands for its previous version.
+
+        Args:
+            name: Name of the model.
+            alias: The alias: letters, digits, ``.``, ``_`` or ``-``, and no number.
+            version: Number of the version.
+
+        Returns:
+            The model, as in :meth:`model`.
+
+        Raises:
+            NotFoundError: If the model or the version does not exist.
+            ConfigError: If the alias is invalid.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> uuid = client.best_checkpoint(1)["checkpoint"]["uuid"]
+            >>> model = client.create_model("served-digits").register(uuid)
+            >>> client.put_alias("served-digits", "production", 1).version("production")
+            ModelVersion(1, checkpoint='...')
+        """
+        path = _path("models", name, "aliases", alias)
+        response = self._send("PUT", path, json={"version": version})
+        return Model(self, resource(response.json(), "model"))
+
+    def remove_alias(self, name: str, alias: str) -> None:
+        """Remove an alias of a model; its version stays.
+
+        Args:
+            name: Name of the model.
+            alias: The alias.
+
+        Raises:
+            NotFoundError: If it does not exist.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> uuid = client.best_checkpoint(1)["checkpoint"]["uuid"]
+            >>> model = client.create_model("tried-digits").register(uuid)
+            >>> model = client.put_alias("tried-digits", "candidate", 1)
+            >>> client.remove_alias("tried-digits", "candidate")
+        """
+        self._send("DELETE", _path("models", name, "aliases", alias))
 
     def remove_version(self, name: str, version: int) -> None:
         """Remove a version from the registry; its checkpoint stays.

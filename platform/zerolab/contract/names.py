@@ -12,6 +12,7 @@ __all__ = [
     "PORT_LABEL",
     "TASK_LABEL",
     "USER_NAME",
+    "check_alias",
     "check_name",
     "check_pool",
     "check_project",
@@ -78,6 +79,18 @@ def check_project(name: str) -> str:
         ValueError: If it is invalid.
     """
     return check_pool(name)
+
+
+def check_alias(name: str) -> str:
+    """Return an alias of a model version after validation: the rule of pools, and no number.
+
+    Raises:
+        ValueError: If it is invalid.
+    """
+    if check_pool(name).isdigit():
+        msg = f"must have a character that is no digit, unlike a version, got {name!r}"
+        raise ValueError(msg)
+    return name
 
 
 def project_name(text: str) -> str:

@@ -737,6 +737,8 @@ export interface ModelVersion {
   metrics: Record<string, Num> | null;
   /** Notes from its registration. */
   notes: string;
+  /** Aliases that stand for this version, sorted. */
+  aliases: Array<string>;
   /** Time of registration. */
   created_at: string | null;
 }

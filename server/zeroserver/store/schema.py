@@ -41,6 +41,7 @@ __all__ = [
     "media",
     "metadata",
     "metric_keys",
+    "model_aliases",
     "model_versions",
     "models",
     "notification_channels",
@@ -63,7 +64,7 @@ __all__ = [
     "views",
 ]
 
-HEAD = "0037"
+HEAD = "0038"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -532,6 +533,15 @@ model_versions = Table(  # these checkpoints are never pruned
     Column("notes", Text, nullable=False, default=""),
     Column("created_at", Double, nullable=False),
     Index("ix_model_versions_checkpoint", "checkpoint"),
+    sqlite_with_rowid=False,
+)
+
+model_aliases = Table(  # names of versions, which users move from one version to another
+    "model_aliases",
+    metadata,
+    Column("model_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("alias", String(64), primary_key=True),
+    Column("version", Integer, nullable=False),
     sqlite_with_rowid=False,
 )
 

@@ -70,7 +70,7 @@ def test_every_route_hides_a_restricted_project(
     server, tokens, uuid = secret
     names = {"experiment_id": "1", "trial_id": "1", "uuid": uuid, "name": MARK, "project": MARK,
              "user": "bob", "action": "pause", "kind": "project", "name:path": MARK,
-             "version": "1", "digest": "0" * 64, "token_id": "1", "run_id": "1",
+             "version": "1", "alias": "best", "digest": "0" * 64, "token_id": "1", "run_id": "1",
              "agent_id": "1"}  # fmt: skip
     wrong, count = [], 0
     for route, access in ACCESS.items():

@@ -174,7 +174,7 @@ def test_every_route_for_every_user(team: tuple[Server, dict[str, str]]) -> None
     names = {"experiment_id": "1", "trial_id": "1", "uuid": uuid, "name": "digits", "user": "ann",
              "project": "vision", "token_id": "1", "run_id": "1", "agent_id": "1",
              "action": "pause", "kind": "pool", "name:path": "default",
-             "version": "1", "digest": "0" * 64,
+             "version": "1", "alias": "best", "digest": "0" * 64,
              "share_id": "1", "view_id": "1", "comment_id": "1",
              "model_id": "m-1", "request_id": "1", "tag_key": "k", "path:path": "x"}  # fmt: skip
     guard = Guard(
@@ -295,6 +295,13 @@ def test_model_belongs_to_creator(server: Server) -> None:
     assert ask(server, ann, "POST", "/models", json={"name": "digits"}).status_code == 201
     assert ask(server, bob, "GET", "/models/digits").json()["model"]["owner"] == "ann"
     assert ask(server, bob, "DELETE", "/models/digits").status_code == 403
+    vic, alias = add_user(server, "vic", "viewer"), "/models/digits/aliases/best"
+    statuses = [
+        ask(server, token, "PUT", alias, json={"version": 1}).status_code
+        for token in (vic, bob, ann)
+    ]
+    assert statuses == [403, 403, 404]  # the model has no version
+    assert ask(server, vic, "DELETE", alias).status_code == 403
     assert ask(server, ann, "DELETE", "/models/digits").status_code == 204
 
 

@@ -104,3 +104,41 @@ def test_delete_model_keeps_checkpoints(trained_trial: Server) -> None:
     assert trained_trial.get("/models")["models"] == []
     assert remaining_steps(trained_trial) == [10, 30]
     assert trained_trial.http.delete("/api/v1/experiments/1").is_success
+
+
+@pytest.mark.needs_extension("model_registry")
+def test_alias_stands_for_one_version(trained_trial: Server) -> None:
+    server = trained_trial
+    register(server, checkpoint(30).uuid)
+
+    def put(alias: str, version: object, model: str = "digits") -> Any:
+        path = f"/api/v1/models/{model}/aliases/{alias}"
+        return server.http.put(path, json={"version": version})
+
+    def aliases() -> list[list[str]]:
+        return [version["aliases"] for version in server.get("/models")["models"][0]["versions"]]
+
+    assert aliases() == [[], []]
+    for alias in ("production", "candidate"):
+        assert put(alias, 1).is_success
+    assert aliases() == [["candidate", "production"], []]
+    (_, newest) = put("production", 2).json()["model"]["versions"]
+    assert newest["aliases"] == ["production"]
+    assert aliases() == [["candidate"], ["production"]]
+    for response, message in (
+        (put("production", 7), "there is no version 7 of model digits"),
+        (put("production", 1, "other"), "there is no model other"),
+        (server.http.delete("/api/v1/models/digits/aliases/old"), "no alias old of model digits"),
+    ):
+        assert message in error_message(response, 404)
+    assert "must have a character that is no digit" in error_message(put("2", 1), 422)
+    assert "must be 1 to 64 letters, digits" in error_message(put("a b", 1), 422)
+    for version in (0, "1", None):
+        assert "version: " in error_message(put("production", version), 422)
+    assert aliases() == [["candidate"], ["production"]]
+    assert server.http.delete("/api/v1/models/digits/aliases/candidate").status_code == 204
+    assert server.http.delete("/api/v1/models/digits/versions/2").status_code == 204
+    assert aliases() == [[]]
+    assert put("production", 1).is_success
+    assert server.http.delete("/api/v1/models/digits").status_code == 204
+    assert server.sql("SELECT alias FROM model_aliases") == []

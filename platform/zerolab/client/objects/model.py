@@ -24,7 +24,9 @@ class ModelVersion(ServerObject):
     """
 
     _shown: ClassVar = ("version", "checkpoint")
-    _row: ClassVar = ("version", "checkpoint", "experiment_id", "metrics", "notes", "created_at")
+    _row: ClassVar = (
+        "version", "aliases", "checkpoint", "experiment_id", "metrics", "notes", "created_at",
+    )  # fmt: skip
 
     version: int
     """Number, from 1; never reused."""
@@ -42,6 +44,8 @@ class ModelVersion(ServerObject):
     """Validation metrics at its step."""
     notes: str
     """Notes from its registration."""
+    aliases: list[str]
+    """Aliases that stand for this version, sorted."""
     created_at: datetime | None
     """Time of registration."""
 
@@ -122,11 +126,11 @@ class Model(ServerObject):
         """Newest version of the model."""
         return self.version()
 
-    def version(self, number: int | None = None) -> ModelVersion:
+    def version(self, number: int | str | None = None) -> ModelVersion:
         """Return a version of the model.
 
         Args:
-            number: Number of the version; None for the newest.
+            number: Number or alias of the version; None for the newest.
 
         Returns:
             The version.
@@ -145,7 +149,7 @@ class Model(ServerObject):
         """
         versions = self.versions
         for version in reversed(versions):
-            if number is None or version.version == number:
+            if number is None or version.version == number or number in version["aliases"]:
                 return version
         known = ", ".join(str(version.version) for version in versions) or "none"
         requested = "version" if number is None else f"version {number}"
@@ -174,6 +178,52 @@ class Model(ServerObject):
         """
         uuid = checkpoint if isinstance(checkpoint, str) else checkpoint.uuid
         return self._update(self._client.register_version(self.name, uuid, notes))
+
+    def set_alias(self, alias: str, version: int) -> Self:
+        """Let an alias stand for a version, instead of its previous version.
+
+        Args:
+            alias: The alias, such as ``production``: letters, digits, ``.``, ``_`` or ``-``, and
+                no number.
+            version: Number of the version.
+
+        Returns:
+            The model, updated.
+
+        Raises:
+            NotFoundError: If the model does not have the version.
+            ConfigError: If the alias is invalid.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> checkpoint = client.experiment(1).best_checkpoint()
+            >>> model = client.create_model("aliased").register(checkpoint)
+            >>> model.set_alias("production", 1).version("production").aliases
+            ['production']
+        """
+        return self._update(self._client.put_alias(self.name, alias, version))
+
+    def remove_alias(self, alias: str) -> Self:
+        """Remove an alias; its version stays.
+
+        Args:
+            alias: The alias.
+
+        Returns:
+            The model, updated.
+
+        Raises:
+            NotFoundError: If the model does not have it.
+
+        Example:
+            >>> client = zerolab.Client()
+            >>> checkpoint = client.experiment(1).best_checkpoint()
+            >>> model = client.create_model("unaliased").register(checkpoint)
+            >>> model.set_alias("candidate", 1).remove_alias("candidate").newest.aliases
+            []
+        """
+        self._client.remove_alias(self.name, alias)
+        return self._update(self._client.model(self.name))
 
     def load(self) -> dict[str, Any]:
         """Load the weights of the newest version, as :meth:`Checkpoint.load`.

@@ -1,5 +1,6 @@
 """Command group ``zerolab model``."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -7,7 +8,16 @@ import typer
 from zerolab.cli.checkpoint import Uuid, metric_lines
 from zerolab.cli.connection import complete_from_server, complete_project
 from zerolab.cli.groups import command_group
-from zerolab.cli.output import AsJson, print_done, print_fields, print_json, print_table, result
+from zerolab.cli.output import (
+    AsJson,
+    print_done,
+    print_fields,
+    print_json,
+    print_message,
+    print_table,
+    result,
+)
+from zerolab.errors import ConfigError
 from zerolab.formatting import size_text
 
 if TYPE_CHECKING:  # commands import the client when they need it
@@ -110,6 +120,7 @@ def describe_model(name: ModelName, as_json: AsJson = False) -> None:
     rows = [
         (
             version["version"],
+            ", ".join(version["aliases"]),
             version["checkpoint"],
             version["experiment_id"],
             version["trial_id"],
@@ -120,8 +131,8 @@ def describe_model(name: ModelName, as_json: AsJson = False) -> None:
         )
         for version in model["versions"]
     ]
-    columns = ["version", "checkpoint", "experiment", "trial", "batch", "size", "validation"]
-    print_table([*columns, "notes"], rows)
+    columns = ["version", "aliases", "checkpoint", "experiment", "trial", "batch", "size"]
+    print_table([*columns, "validation", "notes"], rows)
 
 
 @group.command("register-version")
@@ -147,6 +158,65 @@ def register_version(
         print_json(version)
     else:
         result(str(version["version"]))
+
+
+@group.command("alias")
+def set_alias(
+    name: ModelName,
+    alias: Annotated[str, typer.Argument(help="Alias, such as production.")],
+    version: Annotated[int | None, typer.Argument(help="Number of the version.", min=1)] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the alias.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let an alias stand for a version of a model, or remove the alias.
+
+    An alias stands for one version: it no longer stands for its previous one.
+
+    Example: zerolab model alias digits production 2
+    """
+    from zerolab.cli.connection import connect
+
+    if remove != (version is None):
+        raise ConfigError("model alias", ["give either a version or --remove"])
+    with connect() as client:
+        if version is None:
+            client.remove_alias(name, alias)
+            message = f"alias {alias} of model {name} is removed; its version still exists"
+        else:
+            client.put_alias(name, alias, version)
+            message = f"{alias} stands for version {version} of model {name}"
+    changed = {"name": name, "alias": alias, "version": version}
+    print_done(changed, message, as_json=as_json)
+
+
+@group.command("download")
+def download(
+    name: ModelName,
+    directory: Annotated[Path, typer.Argument(help="New or empty directory.")],
+    version: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="Number or alias of the version. Default: newest."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Download the checkpoint of a version, and print its directory.
+
+    To resume an interrupted download, repeat the command with the same directory.
+
+    Example: zerolab model download digits best/ --version production
+    """
+    from zerolab.cli.connection import connect
+    from zerolab.client.checkpoints import download_checkpoint
+
+    chosen = int(version) if version is not None and version.isdecimal() else version
+    with connect() as client:
+        registered = client.model(name).version(chosen)
+        size = download_checkpoint(client, registered.checkpoint, directory)
+    if as_json:
+        print_json({"version": registered.version, "directory": str(directory), "size_bytes": size})
+        return
+    print_message(f"downloaded {size_text(size)} of version {registered.version}")
+    result(str(directory))
 
 
 @group.command("delete-version")

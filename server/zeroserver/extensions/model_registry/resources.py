@@ -24,6 +24,8 @@ class ModelVersion(Resource, frozen=True):
     """Validation metrics at its step."""
     notes: str
     """Notes from its registration."""
+    aliases: list[str]
+    """Aliases that stand for this version, sorted."""
     created_at: Time | None
     """Time of registration."""
 

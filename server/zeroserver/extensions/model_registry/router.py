@@ -4,13 +4,14 @@ from collections import defaultdict
 from typing import Annotated
 
 from fastapi import Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
 
+from zerolab.contract.names import check_alias
 from zerolab.errors import NotFoundError
 from zeroserver.access.principal import PrincipalDep
 from zeroserver.access.routes import ACCESS, MEMBER, VIEWER, own
-from zeroserver.api.common import IdPath, PlainText
+from zeroserver.api.common import MAX_ID, IdPath, PlainText
 from zeroserver.api.common import Name as TextName
 from zeroserver.api.experiments import project_id
 from zeroserver.api.queries import checkpoint_metrics
@@ -25,7 +26,7 @@ from zeroserver.extensions.model_registry.service import ModelRegistry
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.rows import ModelRow, read_rows
-from zeroserver.store.schema import checkpoints, model_versions, models
+from zeroserver.store.schema import checkpoints, model_aliases, model_versions, models
 
 __all__ = ["router"]
 
@@ -39,11 +40,14 @@ ACCESS.update(
         "DELETE /api/v1/models/{name}": own("model"),
         "POST /api/v1/models/{name}/versions": own("model"),
         "DELETE /api/v1/models/{name}/versions/{version}": own("model"),
+        "PUT /api/v1/models/{name}/aliases/{alias}": own("model"),
+        "DELETE /api/v1/models/{name}/aliases/{alias}": own("model"),
     }
 )
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 Name = Annotated[str, Path(max_length=128)]
+Alias = Annotated[str, Path(max_length=64), AfterValidator(check_alias)]
 
 
 def _read(
@@ -63,18 +67,27 @@ def _read(
         .join(checkpoints, checkpoints.c.uuid == columns.checkpoint)
         .order_by(columns.model_id, columns.version)
     )  # fmt: skip
+    alias_query = select(model_aliases).order_by(model_aliases.c.alias)
     model_query = select(models).order_by(models.c.name)
     if name is not None:
         model_query = model_query.where(models.c.name == name)
         ids = select(models.c.id).where(models.c.name == name)
         query = query.where(columns.model_id.in_(ids))
+        alias_query = alias_query.where(model_aliases.c.model_id.in_(ids))
     if project is not None:
         model_query = model_query.where(models.c.project_id == project)
+    aliases: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+    for alias in connection.execute(alias_query):
+        aliases[alias.model_id, alias.version].append(alias.alias)
     versions: defaultdict[int, list[ModelVersion]] = defaultdict(list)
     rows = connection.execute(query).all()
     metrics = checkpoint_metrics(connection, [row.checkpoint for row in rows])
     for row in rows:
-        version = ModelVersion.of(row, metrics=metrics.get(row.checkpoint))
+        version = ModelVersion.of(
+            row,
+            metrics=metrics.get(row.checkpoint),
+            aliases=aliases[row.model_id, row.version],
+        )
         versions[row.model_id].append(version)
     return [
         Model.of(
@@ -169,4 +182,27 @@ async def register_version(services: ServicesDep, name: Name, body: NewVersion) 
 async def delete_version(services: ServicesDep, name: Name, version: IdPath) -> Response:
     """Delete a version; retention no longer protects its checkpoint."""
     await services.write(lambda work: ModelRegistry(work).remove_version(name, version))
+    return Response(status_code=204)
+
+
+class NewAlias(BaseModel):
+    """Version for which an alias stands."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: Annotated[int, Field(ge=1, le=MAX_ID, strict=True)]
+    """Number of the version."""
+
+
+@router.put("/models/{name}/aliases/{alias}")
+async def set_alias(services: ServicesDep, name: Name, alias: Alias, body: NewAlias) -> ModelAnswer:
+    """Let an alias stand for a version of a model, instead of its previous version."""
+    await services.write(lambda work: ModelRegistry(work).set_alias(name, alias, body.version))
+    return await _one(services, name)
+
+
+@router.delete("/models/{name}/aliases/{alias}", status_code=204)
+async def delete_alias(services: ServicesDep, name: Name, alias: Alias) -> Response:
+    """Remove an alias of a model; its version stays."""
+    await services.write(lambda work: ModelRegistry(work).remove_alias(name, alias))
     return Response(status_code=204)

@@ -5,14 +5,14 @@ from sqlalchemy import delete, select
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
 from zeroserver.orchestrator.service import Service
 from zeroserver.store.project_directory import open_project
-from zeroserver.store.schema import checkpoints, experiments, model_versions, models
+from zeroserver.store.schema import checkpoints, experiments, model_aliases, model_versions, models
 from zeroserver.store.short_uuids import full_uuid
 
 __all__ = ["ModelRegistry"]
 
 
 class ModelRegistry(Service):
-    """Registers checkpoints as versions of models."""
+    """Registers checkpoints as versions of models, and names versions by aliases."""
 
     def create(
         self, name: str, description: str, owner_id: int, project: str | None = None
@@ -87,23 +87,41 @@ class ModelRegistry(Service):
         Raises:
             NotFoundError: If there is no such model, or version.
         """
-        of_model = (model_versions.c.model_id == self._find(name),)
-        removed = self.work.connection.execute(
-            delete(model_versions).where(*of_model, model_versions.c.version == version)
-        )
-        if not removed.rowcount:
-            raise NotFoundError(f"there is no version {version} of model {name}")
+        model_id = self._find_version(name, version)
+        for table in (model_aliases, model_versions):
+            self.work.connection.execute(
+                delete(table).where(table.c.model_id == model_id, table.c.version == version)
+            )
+
+    def set_alias(self, name: str, alias: str, version: int) -> None:
+        """Let an alias stand for a version; it no longer stands for another one.
+
+        Raises:
+            NotFoundError: If there is no such model, or version.
+        """
+        model_id = self._find_version(name, version)
+        self._delete_alias(model_id, alias)
+        row = {"model_id": model_id, "alias": alias, "version": version}
+        self.work.connection.execute(model_aliases.insert().values(row))
+
+    def remove_alias(self, name: str, alias: str) -> None:
+        """Remove an alias; its version stays.
+
+        Raises:
+            NotFoundError: If there is no such model, or alias.
+        """
+        if not self._delete_alias(self._find(name), alias):
+            raise NotFoundError(f"there is no alias {alias} of model {name}")
 
     def remove(self, name: str) -> None:
-        """Remove a model and its versions from the registry.
+        """Remove a model, its versions and aliases from the registry.
 
         Raises:
             NotFoundError: If there is no such model.
         """
         model_id = self._find(name)
-        self.work.connection.execute(
-            delete(model_versions).where(model_versions.c.model_id == model_id)
-        )
+        for table in (model_aliases, model_versions):
+            self.work.connection.execute(delete(table).where(table.c.model_id == model_id))
         self.work.connection.execute(delete(models).where(models.c.id == model_id))
 
     def _number(self, name: str) -> int | None:
@@ -117,3 +135,17 @@ class ModelRegistry(Service):
         if number is None:
             raise NotFoundError(f"there is no model {name}; `zerolab model list`")
         return number
+
+    def _find_version(self, name: str, version: int) -> int:
+        """Return the id of a model that has this version."""
+        model_id = self._find(name)
+        columns = model_versions.c
+        of_version = (columns.model_id == model_id, columns.version == version)
+        if self.work.connection.scalar(select(columns.version).where(*of_version)) is None:
+            raise NotFoundError(f"there is no version {version} of model {name}")
+        return model_id
+
+    def _delete_alias(self, model_id: int, alias: str) -> bool:
+        columns = model_aliases.c
+        of_model = (columns.model_id == model_id, columns.alias == alias)
+        return bool(self.work.connection.execute(delete(model_aliases).where(*of_model)).rowcount)

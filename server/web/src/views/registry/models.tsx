@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 
 import { Allowed } from "../users/access";
-import { get, post, remove } from "../../api";
+import { get, post, put, remove } from "../../api";
 import { Ask, Question } from "../../dialog";
 import { bytes, number } from "../../format";
 import { useLoaded } from "../../live";
@@ -149,7 +149,7 @@ export function Model({ name }: { name: string }) {
         <>
         <Table head={[...(several ? [<th key="selected" aria-label="selected" />] : []), ...VERSION_HEADS.map((head) => <th key={head} aria-label={head || "actions"}>{head}</th>)]}>
           {[...model.versions].reverse().map((version) => (
-            <VersionLine key={version.version} model={name} version={version} done={found.reload} chosen={several ? chosen.includes(version.version) : null} toggle={toggle} />
+            <VersionLine key={version.version} model={model} version={version} done={found.reload} chosen={several ? chosen.includes(version.version) : null} toggle={toggle} />
           ))}
         </Table>
         {compared.length === 2 ? (
@@ -164,7 +164,7 @@ export function Model({ name }: { name: string }) {
 }
 
 interface VersionProps {
-  model: string;
+  model: Row;
   version: ModelVersion;
   done: () => void;
   /** Null where there is nothing to compare with. */
@@ -174,7 +174,7 @@ interface VersionProps {
 
 function VersionLine({ model, version: v, done, chosen, toggle }: VersionProps) {
   const [open, setOpen] = useState(false);
-  const act = () => remove(`/models/${model}/versions/${v.version}`).then(done);
+  const act = () => remove(`/models/${model.name}/versions/${v.version}`).then(done);
   return (
     <tr>
       {chosen !== null && (
@@ -183,7 +183,10 @@ function VersionLine({ model, version: v, done, chosen, toggle }: VersionProps) 
         </Cell>
       )}
       <Cell name="version" kind="figure">
-        {v.version}
+        {v.version}{" "}
+        {v.aliases.map((alias) => (
+          <span key={alias} class="badge verbatim">{alias}</span>
+        ))}
       </Cell>
       <Cell>
         <details onToggle={(e) => setOpen(e.currentTarget.open)}>
@@ -214,11 +217,45 @@ function VersionLine({ model, version: v, done, chosen, toggle }: VersionProps) 
         <Time at={v.created_at} />
       </Cell>
       <Cell kind="acts">
-        <Ask act={act} title={`remove version ${v.version} of ${model}?`} ask="The checkpoint is then kept by the policy of its experiment. The version number is not reused.">
-          remove
-        </Ask>
+        <Allowed owner={model.owner}>
+          <Aliases model={model.name} version={v} done={done} />
+          <Ask act={act} title={`remove version ${v.version} of ${model.name}?`} ask="The checkpoint is then kept by the policy of its experiment. The version number is not reused.">
+            remove
+          </Ask>
+        </Allowed>
       </Cell>
     </tr>
+  );
+}
+
+function Aliases({ model, version: v, done }: { model: string; version: ModelVersion; done: () => void }) {
+  const [open, setOpen] = useState(false);
+  const [text, setText] = useState("");
+  const act = async () => {
+    const names = text.split(/\s+/).filter(Boolean);
+    const path = (alias: string) => `/models/${model}/aliases/${encodeURIComponent(alias)}`;
+    try {
+      for (const alias of names) if (!v.aliases.includes(alias)) await put(path(alias), { version: v.version });
+      for (const alias of v.aliases) if (!names.includes(alias)) await remove(path(alias));
+    } finally {
+      done();
+    }
+  };
+  return (
+    <>
+      <button type="button" onClick={() => (setText(v.aliases.join(" ")), setOpen(true))}>
+        aliases
+      </button>
+      {open && (
+        <Question title={`aliases of version ${v.version}`} deed="save" act={act} close={() => setOpen(false)}>
+          <p>An alias, such as production, stands for one version of the model. It moves here if it stands for another one.</p>
+          <label class="field">
+            Aliases, separated by spaces
+            <input value={text} onInput={(e) => setText(e.currentTarget.value)} />
+          </label>
+        </Question>
+      )}
+    </>
   );
 }
 
