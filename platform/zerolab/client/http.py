@@ -400,8 +400,8 @@ class Client(Transport):
         """List the notification channels, without their URLs and secrets.
 
         Returns:
-            One dict per channel: ``name``, ``kind``, ``events``, ``all_experiments``, ``pending``,
-            ``failed``, ``last_sent_at``, ``error`` and ``created_at``.
+            One dict per channel: ``name``, ``kind``, ``events``, ``all_experiments``, ``user``,
+            ``project``, ``pending``, ``failed``, ``last_sent_at``, ``error`` and ``created_at``.
 
         Example:
             >>> client = zerolab.Client()
@@ -417,6 +417,8 @@ class Client(Transport):
         events: Sequence[str] | None = None,
         *,
         all_experiments: bool = False,
+        user: str | None = None,
+        project: str | None = None,
         kind: str = "webhook",
     ) -> Json:
         """Add a notification channel.
@@ -427,6 +429,9 @@ class Client(Transport):
             events: Names of events; None for ``finished``, ``failed`` and ``alert``.
             all_experiments: Send messages about all experiments, not only about those that name
                 the channel.
+            user: Send messages about all experiments of this user.
+            project: Send messages about all experiments of this project; with ``user``, about the
+                user's in it.
             kind: ``webhook`` or ``apprise``.
 
         Returns:
@@ -448,6 +453,8 @@ class Client(Transport):
             "url": url,
             "kind": kind,
             "all_experiments": all_experiments,
+            "user": user,
+            "project": project,
         }
         if events is not None:
             body["events"] = list(events)

@@ -124,6 +124,10 @@ export interface Channel {
   events: Array<string>;
   /** Whether it gets messages about all experiments, not only those that name it. */
   all_experiments: boolean;
+  /** User about whose experiments it gets messages, too; with `project`, only those in it. */
+  user: string | null;
+  /** Project about whose experiments it gets messages, too. */
+  project: string | null;
   /** Number of messages that are still to be sent. */
   pending: number;
   /** Number of messages that were given up in the last 30 days. */

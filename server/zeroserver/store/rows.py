@@ -425,6 +425,8 @@ class ChannelRow(Row, frozen=True, gc=False):
     events: str
     all_experiments: int
     created_at: float
+    user_id: int
+    project_id: int
 
 
 class QuotaRequestRow(Row, frozen=True, gc=False):

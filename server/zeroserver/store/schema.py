@@ -64,7 +64,7 @@ __all__ = [
     "views",
 ]
 
-HEAD = "0038"
+HEAD = "0039"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -556,6 +556,9 @@ notification_channels = Table(
     Column("events", Text, nullable=False),
     Column("all_experiments", Integer, nullable=False),
     Column("created_at", Double, nullable=False),
+    # experiments of which it gets messages without being named; 0: of no user, of no project
+    Column("user_id", BigInteger, nullable=False, server_default="0"),
+    Column("project_id", BigInteger, nullable=False, server_default="0"),
     sqlite_autoincrement=True,
 )
 

@@ -28,6 +28,38 @@ def tried(server: Server, attempts: int) -> list[dict[str, Any]]:
     )
 
 
+def test_channels_of_a_user_and_a_project(server: Server, receiver: Receiver) -> None:
+    server.post("/users", {"name": "ann", "role": "member"})
+    server.post("/projects", {"name": "vision"})
+    wanted = {"of user": {"user": "ann"}, "of project": {"project": "vision"}}
+    wanted["of both"] = {"user": "ann", "project": "vision"}
+    for name, scope in wanted.items():
+        channel = add(server, receiver, name.replace(" ", "-"), events=["canceled"], **scope)[
+            "channel"
+        ]
+        assert (channel["user"], channel["project"]) == (scope.get("user"), scope.get("project"))
+    token = server.post("/users/ann/tokens", {})["secret"]
+    admin = server.http.headers["Authorization"]
+    for owner in (admin, f"Bearer {token}"):
+        server.http.headers["Authorization"] = owner
+        server.submit()
+        server.submit(project="vision")
+    server.http.headers["Authorization"] = admin
+    for experiment_id in (1, 2, 3, 4):
+        server.act("cancel", experiment_id)
+    rows = sent(server, 5)
+    assert {(row["channel"], row["experiment_id"]) for row in rows} == {
+        ("of-project", 2), ("of-user", 3), ("of-user", 4), ("of-project", 4), ("of-both", 4),
+    }  # fmt: skip
+    for body, status in (
+        ({"user": "vic"}, 404),
+        ({"project": "text"}, 404),
+        ({"user": "ann", "all_experiments": True}, 422),
+    ):
+        new = {"name": "x", "url": receiver.url, **body}
+        assert server.http.post("/api/v1/notification-channels", json=new).status_code == status
+
+
 def test_failure_sends_signed_message(server: Server, receiver: Receiver) -> None:
     channel = add(server, receiver)["channel"]
     assert channel["events"] == ["finished", "failed", "alert"]

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +11,7 @@ from zerolab.cli.groups import command_group
 from zerolab.cli.output import AsJson, print_done, print_json, print_message, print_table, result
 
 if TYPE_CHECKING:  # commands import the client when they need it
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from zerolab.client.http import Client
 
@@ -74,6 +74,18 @@ def add_channel(
             help="Send messages about all experiments, not only about those that name the channel.",
         ),
     ] = False,
+    user: Annotated[
+        str | None,
+        typer.Option(metavar="USER", help="Send messages about all experiments of this user."),
+    ] = None,
+    project: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROJECT",
+            help="Send messages about all experiments of this project; with --user, about the "
+            "user's in it.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Add a channel, and print the secret that signs its messages.
@@ -86,14 +98,24 @@ def add_channel(
     names = None if events is None else [event.strip() for event in events.split(",")]
     with connect() as client:
         answer = client.add_notification_channel(
-            name, url, names, all_experiments=all_experiments, kind=kind
+            name,
+            url,
+            names,
+            all_experiments=all_experiments,
+            user=user,
+            project=project,
+            kind=kind,
         )
     if as_json:
         print_json(answer)
         return
     print_message(
         f"channel {name} is added; check it with `zerolab notify test {name}`"
-        + ("" if all_experiments else f"; experiments name it as notify: {{channels: [{name}]}}")
+        + (
+            ""
+            if all_experiments or user or project
+            else f"; experiments name it as notify: {{channels: [{name}]}}"
+        )
     )
     if answer.get("secret"):
         print_message("the secret of its signatures, which is not shown again:")
@@ -147,10 +169,20 @@ def list_channels(
         names = ["name", "kind", "events", "experiments", "pending", "failed"]
         names += ["last_sent_at", "error"]
     for row in rows:
-        row["experiments"] = "all" if row.get("all_experiments") else "that name it"
+        row["experiments"] = _experiments(row)
         row["events"] = ", ".join(row.get("events", []))
     columns = [name.removesuffix("_at").replace("_", " ") for name in names]
     print_table(columns, [[row[name] for name in names] for row in rows])
+
+
+def _experiments(channel: "Mapping[str, Any]") -> str:
+    """Return about which experiments a channel gets messages."""
+    if channel.get("all_experiments"):
+        return "all"
+    user, project = channel.get("user"), channel.get("project")
+    parts = [f"of {user}"] if user else []
+    parts += [f"in {project}"] if project else []
+    return " ".join(parts) or "that name it"
 
 
 @group.command("test")

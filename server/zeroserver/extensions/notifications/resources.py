@@ -23,6 +23,10 @@ class Channel(Resource, frozen=True):
     """Events of which it gets messages."""
     all_experiments: bool
     """Whether it gets messages about all experiments, not only those that name it."""
+    user: str | None
+    """User about whose experiments it gets messages, too; with ``project``, only those in it."""
+    project: str | None
+    """Project about whose experiments it gets messages, too."""
     pending: int
     """Number of messages that are still to be sent."""
     failed: int

@@ -29,9 +29,11 @@ from zeroserver.extensions.notifications.service import (
     NotificationState,
     find_channel,
 )
+from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.rows import ChannelRow, read_rows
 from zeroserver.store.schema import notification_channels, notifications
+from zeroserver.visibility import HIDDEN
 
 __all__ = ["router"]
 
@@ -50,8 +52,13 @@ ACCESS.update(
 ChannelPath = Annotated[str, Path(max_length=64)]
 
 
-def _read(connection: Connection, name: str | None = None) -> list[Channel]:
-    """Return all channels by name, or one, with what became of their messages."""
+def _read(
+    orchestrator: Orchestrator, connection: Connection, name: str | None = None
+) -> list[Channel]:
+    """Return all channels by name, or one, with what became of their messages.
+
+    Channels of projects that the caller must not see are left out.
+    """
     query = select(notification_channels).order_by(notification_channels.c.name)
     if name is not None:
         query = query.where(notification_channels.c.name == name)
@@ -65,9 +72,13 @@ def _read(connection: Connection, name: str | None = None) -> list[Channel]:
     by_channel = {row.channel_id: row for row in connection.execute(counts)}
     channels = []
     for row in read_rows(connection, ChannelRow, query):
+        if row.project_id in HIDDEN.get():
+            continue
         figures = by_channel.get(row.id)
         channel = Channel.of(
             row,
+            user=orchestrator.users.name_of(row.user_id) if row.user_id else None,
+            project=orchestrator.projects.name_of(row.project_id) if row.project_id else None,
             pending=figures.pending if figures else 0,
             failed=figures.failed if figures else 0,
             last_sent_at=iso(figures.last_sent_at) if figures else None,
@@ -88,7 +99,7 @@ def _last_error(connection: Connection, channel_id: int) -> str | None:
 async def _one(services: Services, name: str) -> Channel:
     def read(connection: Connection) -> Channel:
         find_channel(connection, name)
-        return _read(connection, name)[0]
+        return _read(services.orchestrator, connection, name)[0]
 
     return await services.read(read)
 
@@ -96,7 +107,9 @@ async def _one(services: Services, name: str) -> Channel:
 @router.get("/notification-channels")
 async def list_notification_channels(services: ServicesDep) -> ChannelPage:
     """List the notification channels, without their URLs and secrets."""
-    return await services.read(lambda connection: ChannelPage(channels=_read(connection)))
+    return await services.read(
+        lambda connection: ChannelPage(channels=_read(services.orchestrator, connection))
+    )
 
 
 class NewChannel(BaseModel):
@@ -115,12 +128,19 @@ class NewChannel(BaseModel):
     """Events of which it gets messages."""
     all_experiments: bool = False
     """Send messages about all experiments, not only about those that name the channel."""
+    user: Annotated[str | None, Field(max_length=64)] = None
+    """Send messages about all experiments of this user; with ``project``, about those in it."""
+    project: Annotated[str | None, Field(max_length=64)] = None
+    """Send messages about all experiments of this project."""
 
 
 @router.post("/notification-channels", status_code=201)
 async def create_notification_channel(services: ServicesDep, body: NewChannel) -> ChannelAnswer:
     """Add a channel; the response has the secret of a webhook, which is not shown again."""
     delivery = services.part(Delivery)
+    if body.all_experiments and (body.user or body.project):
+        contradiction = "all_experiments: must be false with user or project, got true"
+        raise ConfigError("channel", [f"{contradiction}; leave one out"])
     problem = await delivery.problem_of(services.settings, body.kind, body.url)
     if problem is not None:
         raise ConfigError("channel", [problem])
@@ -131,6 +151,8 @@ async def create_notification_channel(services: ServicesDep, body: NewChannel) -
             body.url,
             _unique(body.events),
             all_experiments=body.all_experiments,
+            user=body.user,
+            project=body.project,
         )
     )
     return ChannelAnswer(await _one(services, body.name), secret or None)

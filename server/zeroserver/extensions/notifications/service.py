@@ -44,6 +44,7 @@ _COUNTS = (
     "SELECT channel_id, count(*) FROM notifications WHERE experiment_id = ? AND event = ? "
     "AND created_at > ? GROUP BY channel_id"
 )
+_SCOPE = "SELECT owner_id, project_id FROM experiments WHERE id = ?"
 _CHANNELS = 100
 _LAST = f"(This is message {_PER_HOUR} of this kind within an hour; further ones are not sent.)"
 _INSERT = (
@@ -95,13 +96,23 @@ class NotificationService(Service):
         self.work.undo.append(forget)
 
     def add(
-        self, name: str, kind: str, url: str, events: list[EventName], *, all_experiments: bool
+        self,
+        name: str,
+        kind: str,
+        url: str,
+        events: list[EventName],
+        *,
+        all_experiments: bool = False,
+        user: str | None = None,
+        project: str | None = None,
     ) -> str:
         """Store a channel; return the secret that signs its messages, empty without signatures.
 
         Raises:
             ConflictError: If one has the name, or there are too many.
+            NotFoundError: If there is no such user or project.
         """
+        user_id, project_id = self._scope(user, project)
         existing = self.channels()
         if any(channel.name == name for channel in existing):
             msg = f"channel {name}: exists already; run `zerolab notify delete {name}` first"
@@ -119,10 +130,22 @@ class NotificationService(Service):
             "events": msgspec.json.encode(events).decode(),
             "all_experiments": int(all_experiments),
             "created_at": self.work.clock(),
+            "user_id": user_id,
+            "project_id": project_id,
         }
         self.work.connection.execute(notification_channels.insert().values(row))
         self._forget_channels()
         return secret
+
+    def _scope(self, user: str | None, project: str | None) -> tuple[int, int]:
+        """Return the ids of the user and the project of a channel; 0 without one."""
+        owner = user and self.work.orchestrator.users.find(user)
+        if user and not owner:
+            raise NotFoundError(f"there is no user {user}; `zerolab user list` shows them")
+        home = project and self.work.orchestrator.projects.find(project)
+        if project and not home:
+            raise NotFoundError(f"there is no project {project}; `zerolab project list` shows them")
+        return (owner.id if owner else 0), (home.id if home else 0)
 
     def remove(self, name: str) -> None:
         """Delete a channel and its messages.
@@ -196,8 +219,13 @@ class NotificationService(Service):
     def _interested(self, name: EventName, experiment_id: int, key: str) -> Iterator[ChannelRow]:
         """Yield the channels that get a message about an event and have none with its key."""
         notify = self.work.config(experiment_id).notify
-        for channel in self.channels():
-            if name in wanted_events(channel, notify) and not self.work.raw(
+        channels = self.channels()
+        scope = 0, 0
+        if any(channel.user_id or channel.project_id for channel in channels):
+            ((owner_id, project_id),) = self.work.raw(_SCOPE, (experiment_id,))
+            scope = owner_id, project_id
+        for channel in channels:
+            if name in wanted_events(channel, notify, scope) and not self.work.raw(
                 _STORED, (channel.id, key)
             ):
                 yield channel
@@ -237,20 +265,31 @@ class NotificationService(Service):
 _ALL = select(notification_channels).order_by(notification_channels.c.name)
 
 
-def wanted_events(channel: ChannelRow, notify: "NotifyConfig") -> "list[EventName]":
+def wanted_events(
+    channel: ChannelRow, notify: "NotifyConfig", scope: tuple[int, int]
+) -> "list[EventName]":
     """Return the events of an experiment about which a channel gets messages.
 
     Args:
         channel: The channel.
         notify: Block of the experiment.
+        scope: Ids of the owner and the project of the experiment.
     """
     named = channel.name in notify.channels
     if named and notify.events is not None:
         return notify.events
-    if named or channel.all_experiments:
+    if named or channel.all_experiments or _covers(channel, scope):
         events: list[EventName] = msgspec.json.decode(channel.events)
         return events
     return []
+
+
+def _covers(channel: ChannelRow, scope: tuple[int, int]) -> bool:
+    """Whether a channel is for the user, the project, or the user's experiments in the project."""
+    wanted = channel.user_id, channel.project_id
+    return any(wanted) and all(
+        id_ in {0, actual} for id_, actual in zip(wanted, scope, strict=True)
+    )
 
 
 def find_channel(connection: Connection, name: str) -> ChannelRow:

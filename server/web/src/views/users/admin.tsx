@@ -115,6 +115,12 @@ function Channels() {
   );
 }
 
+/** About which experiments a channel gets messages. */
+function experimentsOf({ all_experiments, user, project }: Channel): string {
+  if (all_experiments) return "all";
+  return [user && `of ${user}`, project && `in ${project}`].filter(Boolean).join(" ") || "that name it";
+}
+
 function ChannelLine({ channel, done }: { channel: Channel; done: () => void }) {
   const path = `/notification-channels/${channel.name}`;
   const [tested, setTested] = useState("");
@@ -133,7 +139,7 @@ function ChannelLine({ channel, done }: { channel: Channel; done: () => void }) 
       </Cell>
       <Cell name="kind">{channel.kind}</Cell>
       <Cell name="events">{channel.events.join(", ")}</Cell>
-      <Cell name="experiments">{channel.all_experiments ? "all" : "that name it"}</Cell>
+      <Cell name="experiments">{experimentsOf(channel)}</Cell>
       <Cell name="waiting" kind="figure">
         {number(channel.pending)}
       </Cell>
@@ -159,9 +165,12 @@ function NewChannel({ done }: { done: () => void }) {
   const [url, setUrl] = useState("");
   const [kind, setKind] = useState("webhook");
   const [everything, setEverything] = useState(false);
+  const [user, setUser] = useState("");
+  const [project, setProject] = useState("");
   const [secret, setSecret] = useState<string | null>(null);
   const act = async () => {
-    const answer = await post<ChannelAnswer>("/notification-channels", { name, url, kind, all_experiments: everything });
+    const scope = everything ? { all_experiments: true } : { user: user || null, project: project || null };
+    const answer = await post<ChannelAnswer>("/notification-channels", { name, url, kind, ...scope });
     setSecret(answer.secret);
     setUrl("");
     done();
@@ -188,6 +197,18 @@ function NewChannel({ done }: { done: () => void }) {
           <label>
             <input type="checkbox" checked={everything} onChange={(e) => setEverything(e.currentTarget.checked)} /> All experiments, not only those that name it
           </label>
+          {!everything && (
+            <>
+              <label class="field">
+                All of the user (optional)
+                <input value={user} onInput={(e) => setUser(e.currentTarget.value.trim())} />
+              </label>
+              <label class="field">
+                All in the project (optional)
+                <input value={project} onInput={(e) => setProject(e.currentTarget.value.trim())} />
+              </label>
+            </>
+          )}
         </Question>
       )}
       {secret !== null && (
