@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -14,6 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from fastapi.routing import APIRoute, iter_route_contexts
 from fastapi.staticfiles import StaticFiles
+from pydantic.warnings import UnsupportedFieldAttributeWarning
 from starlette.types import ASGIApp
 
 from zerolab import __version__
@@ -312,7 +314,9 @@ def _add_docs(app: FastAPI, docs: Path) -> None:
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        with warnings.catch_warnings():  # models built late: __main__
+            warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
+            document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         describe(document)
         models = (
             getattr(route, "response_model", None) for route in iter_route_contexts(app.routes)

@@ -156,7 +156,8 @@ def _problem(error: ZerolabError) -> Response:
     """Return the page of a failed sign-in."""
     # Parts of the message come from outside: a line break would forge a line of the log.
     text = "".join(character for character in str(error) if character.isprintable())
-    logger.warning("sign-in with the provider: %s", text)
+    if not isinstance(error, NotFoundError):  # a server without a provider
+        logger.warning("sign-in with the provider: %s", text)
     return HTMLResponse(
         f'<!doctype html><title>Zerolab</title><p>{html.escape(text)}<p><a href="/">Back</a>',
         status_code=error_response(error).status_code,
