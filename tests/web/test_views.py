@@ -21,7 +21,7 @@ NARROW = {"width": 400, "height": 800}
 
 def names(page: Page) -> list[str]:
     """Return the names in the list, from top to bottom."""
-    return page.locator("td.name > a").all_inner_texts()
+    return page.locator("td.name .line > a").all_inner_texts()
 
 
 def test_completed_without_result_has_reason(stage: Stage, spectator: Watched) -> None:
