@@ -185,7 +185,9 @@ function VersionLine({ model, version: v, done, chosen, toggle }: VersionProps) 
       <Cell name="version" kind="figure">
         {v.version}{" "}
         {v.aliases.map((alias) => (
-          <span key={alias} class="badge verbatim">{alias}</span>
+          <>
+            <span key={alias} class="badge verbatim">{alias}</span>{" "}
+          </>
         ))}
       </Cell>
       <Cell>
@@ -218,7 +220,7 @@ function VersionLine({ model, version: v, done, chosen, toggle }: VersionProps) 
       </Cell>
       <Cell kind="acts">
         <Allowed owner={model.owner}>
-          <Aliases model={model.name} version={v} done={done} />
+          <Aliases model={model.name} version={v} done={done} />{" "}
           <Ask act={act} title={`remove version ${v.version} of ${model.name}?`} ask="The checkpoint is then kept by the policy of its experiment. The version number is not reused.">
             remove
           </Ask>
