@@ -61,6 +61,7 @@ def summaries(server: Server) -> Any:
     return columns, names, saved, server.trial()["best_validation"], server.sql(rollups)
 
 
+@pytest.mark.needs_extension("analysis")
 def test_old_points_are_removed_in_parts(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metric_retention, "_POINTS", 1500)
     run_id = begin(server)
@@ -103,6 +104,7 @@ def extremes(steps: range) -> tuple[float, float]:
     return min(values), max(values)
 
 
+@pytest.mark.needs_extension("analysis", "continued_experiments")
 def test_continued_trial_adds_to_removed_points(server: Server) -> None:
     run_id = begin(server)
     train(server, run_id, 1, STEPS)
