@@ -185,7 +185,7 @@ def test_model_registry_keeps_checkpoint(installation: Installation, tmp_path: P
     for arguments in (alias, (*alias, "1", "--remove")):
         wrong = installation.quick(*arguments, expect=2).stderr
         assert "give either a version or --remove" in wrong
-    assert "production stands for version 1" in installation.quick(*alias, "1").stderr
+    assert "production is now version 1" in installation.quick(*alias, "1").stderr
     assert "production" in installation.quick("model", "describe", "lines").stdout
     copy = tmp_path / "copy"
     download = ("model", "download", "lines", copy, "--version")

@@ -51,7 +51,7 @@ def _normalize(text: str) -> str:
 
 
 def _pattern(shown: str) -> re.Pattern[str]:
-    """Return the pattern of an output: ``...`` stands for any text, on its own for any lines."""
+    """Return the pattern of an output: ``...`` matches any text, on its own for any lines."""
     lines = (
         r"(?:.*\n)*?" if line == "..." else re.escape(line).replace(r"\.\.\.", ".*") + "\n"
         for line in shown.splitlines()

@@ -1022,9 +1022,9 @@ class Client(Transport):
         return Model(self, resource(response, "model"))
 
     def put_alias(self, name: str, alias: str, version: int) -> Model:
-        """Let an alias stand for a version of a model.
+        """Assign an alias to a version of a model.
 
-        It no longer stands for its previous version.
+        It moves there from its previous version.
 
         Args:
             name: Name of the model.

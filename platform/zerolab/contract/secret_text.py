@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 MASK = "********"
-"""Stands for a secret in every response and log."""
+"""Replaces a secret in every response and log."""
 
 SHORTEST = 6
 """Characters of a value that is masked wherever it occurs; a shorter one only after a name."""

@@ -37,13 +37,13 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _read: set[str] = set()
-"""Dotted paths; one that ends in ``.*`` stands for everything below."""
+"""Dotted paths; one that ends in ``.*`` means everything below."""
 
 _FORKED_BYTES = 1 << 16
 _forked: dict[str, int] = {}
 """Indices of the same paths in :data:`_flags`."""
 _flags: list[mmap.mmap] = []
-"""Memory shared with forked processes; a byte that is not 0 stands for a path that was read."""
+"""Memory shared with forked processes; a byte that is not 0 marks a path that was read."""
 
 _SOURCES = (".py", ".sh", ".bash", ".ipynb")
 _MOST_FILES = 500

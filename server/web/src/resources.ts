@@ -741,7 +741,7 @@ export interface ModelVersion {
   metrics: Record<string, Num> | null;
   /** Notes from its registration. */
   notes: string;
-  /** Aliases that stand for this version, sorted. */
+  /** Aliases of this version, sorted. */
   aliases: Array<string>;
   /** Time of registration. */
   created_at: string | null;

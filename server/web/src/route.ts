@@ -40,7 +40,7 @@ export interface OfExperiment {
   page: "experiment";
   id: number;
   tab: Tab | null;
-  /** Trials that were chosen; none stands for all. */
+  /** Trials that were chosen; none means all. */
   trials: number[];
 }
 

@@ -107,7 +107,7 @@ def test_delete_model_keeps_checkpoints(trained_trial: Server) -> None:
 
 
 @pytest.mark.needs_extension("model_registry")
-def test_alias_stands_for_one_version(trained_trial: Server) -> None:
+def test_alias_names_one_version(trained_trial: Server) -> None:
     server = trained_trial
     register(server, checkpoint(30).uuid)
 

@@ -45,7 +45,7 @@ class ModelVersion(ServerObject):
     notes: str
     """Notes from its registration."""
     aliases: list[str]
-    """Aliases that stand for this version, sorted."""
+    """Aliases of this version, sorted."""
     created_at: datetime | None
     """Time of registration."""
 
@@ -180,7 +180,7 @@ class Model(ServerObject):
         return self._update(self._client.register_version(self.name, uuid, notes))
 
     def set_alias(self, alias: str, version: int) -> Self:
-        """Let an alias stand for a version, instead of its previous version.
+        """Assign an alias to a version; it moves there from its previous one.
 
         Args:
             alias: The alias, such as ``production``: letters, digits, ``.``, ``_`` or ``-``, and

@@ -44,7 +44,7 @@ interface CheckpointsProps {
   path: string;
   experiment: number;
   tick: number;
-  /** Trials; none stands for all. */
+  /** Trials; none means all. */
   chosen: number[];
   registry: Registered;
 }

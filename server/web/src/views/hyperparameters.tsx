@@ -183,7 +183,7 @@ const BRUSHED = [">=", "<=", "in"];
 
 const without = (where: Condition[], axis: Axis): Condition[] => where.filter(([column, sign]) => column !== axis.column || !BRUSHED.includes(sign));
 
-/** The conditions that a brush stands for. */
+/** The conditions that a brush selects. */
 function keptBy(axis: Axis, brush: Brush | null): Condition[] {
   if (brush === null) return [];
   if (axis.kind === "category") {

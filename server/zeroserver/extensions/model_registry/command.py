@@ -168,9 +168,9 @@ def set_alias(
     remove: Annotated[bool, typer.Option("--remove", help="Remove the alias.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let an alias stand for a version of a model, or remove the alias.
+    """Assign an alias to a version of a model, or remove the alias.
 
-    An alias stands for one version: it no longer stands for its previous one.
+    An alias names one version: assigning it again moves it.
 
     Example: zerolab model alias digits production 2
     """
@@ -184,7 +184,7 @@ def set_alias(
             message = f"alias {alias} of model {name} is removed; its version still exists"
         else:
             client.put_alias(name, alias, version)
-            message = f"{alias} stands for version {version} of model {name}"
+            message = f"{alias} is now version {version} of model {name}"
     changed = {"name": name, "alias": alias, "version": version}
     print_done(changed, message, as_json=as_json)
 

@@ -25,7 +25,7 @@ class ModelVersion(Resource, frozen=True):
     notes: str
     """Notes from its registration."""
     aliases: list[str]
-    """Aliases that stand for this version, sorted."""
+    """Aliases of this version, sorted."""
     created_at: Time | None
     """Time of registration."""
 

@@ -186,7 +186,7 @@ async def delete_version(services: ServicesDep, name: Name, version: IdPath) -> 
 
 
 class NewAlias(BaseModel):
-    """Version for which an alias stands."""
+    """Version to which an alias is assigned."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -196,7 +196,7 @@ class NewAlias(BaseModel):
 
 @router.put("/models/{name}/aliases/{alias}")
 async def set_alias(services: ServicesDep, name: Name, alias: Alias, body: NewAlias) -> ModelAnswer:
-    """Let an alias stand for a version of a model, instead of its previous version."""
+    """Assign an alias to a version of a model; it moves there from its previous one."""
     await services.write(lambda work: ModelRegistry(work).set_alias(name, alias, body.version))
     return await _one(services, name)
 

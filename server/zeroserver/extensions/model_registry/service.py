@@ -94,7 +94,7 @@ class ModelRegistry(Service):
             )
 
     def set_alias(self, name: str, alias: str, version: int) -> None:
-        """Let an alias stand for a version; it no longer stands for another one.
+        """Assign an alias to a version; it moves there from its previous one.
 
         Raises:
             NotFoundError: If there is no such model, or version.

@@ -12,7 +12,7 @@ _METADATA = frozenset(
 )
 """Addresses at which clouds show credentials of their machines."""
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
-"""IPv6 addresses that stand for an IPv4 address behind a NAT64."""
+"""IPv6 addresses that translate to an IPv4 address behind a NAT64."""
 _OPTION = "start the server with --allow-private-webhooks to permit it"
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address

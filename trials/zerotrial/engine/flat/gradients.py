@@ -101,7 +101,7 @@ class Gradients:
         self._needs_all_gradients = policy.needs_all_gradients
         self._arrived: list[set[int]] = [set() for _ in buckets]
         self._touched: list[set[int] | None] = [set() for _ in buckets]
-        """Parameters with a gradient since the last step; None stands for all of them."""
+        """Parameters with a gradient since the last step; None means all of them."""
         self._dropped: list[set[int]] = [set() for _ in buckets]
         """Parameters whose gradient user code set to None."""
         self.exposed: dict[int, Tensor] = {}

@@ -250,7 +250,7 @@ function Aliases({ model, version: v, done }: { model: string; version: ModelVer
       </button>
       {open && (
         <Question title={`aliases of version ${v.version}`} deed="save" act={act} close={() => setOpen(false)}>
-          <p>An alias, such as production, stands for one version of the model. It moves here if it stands for another one.</p>
+          <p>An alias, such as production, names one version of the model. An alias of another version moves here.</p>
           <label class="field">
             Aliases, separated by spaces
             <input value={text} onInput={(e) => setText(e.currentTarget.value)} />

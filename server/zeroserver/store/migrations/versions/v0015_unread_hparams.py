@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the column; NULL stands for: not known."""
+    """Add the column; NULL means unknown."""
     op.add_column("experiments", sa.Column("unread_hparams", sa.Text(), nullable=True))
 
 
