@@ -21,6 +21,7 @@ EventName = Literal[
     "trial_failed",
     "alert",
     "restarts",
+    "preempted",
     "log_pattern",
     "nan",
     "improved",

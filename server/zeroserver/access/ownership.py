@@ -153,7 +153,7 @@ class Ownership:
 
 _LISTS: dict[Resource, str] = {
     "project": "; `zerolab project list` lists them",
-    "model": "; `zerolab model list`",
+    "model": "; `zerolab model list` shows them",
 }
 """Ends of the messages about missing resources."""
 

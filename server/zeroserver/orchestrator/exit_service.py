@@ -19,7 +19,12 @@ from zerolab.contract.spec import (
     RunSpec,
 )
 from zerolab.errors import NotFoundError
-from zeroserver.orchestrator.lifecycle import LifecycleService, exit_cause, resting_state
+from zeroserver.orchestrator.lifecycle import (
+    PAUSED,
+    LifecycleService,
+    exit_cause,
+    resting_state,
+)
 from zeroserver.orchestrator.log_policies import Match
 from zeroserver.orchestrator.node_service import failed_before_its_kill, merge_ends, nodes_of
 from zeroserver.orchestrator.run_service import RunService
@@ -37,6 +42,8 @@ _SIGNALS_ABOVE = 128
 """A shell exits with 128 + n if signal n killed its command."""
 _MANY_RESTARTS = 3
 """Restart of a trial of which extensions are notified; the last one if fewer are permitted."""
+_MANY_PREEMPTIONS = 3
+"""Extensions are notified each time that a trial has been preempted so many times."""
 _CAUSE_S = 10.0
 """Seconds to wait for other agents to report the cause after one reports only a lost peer."""
 
@@ -189,6 +196,7 @@ class ExitService(Service):
             error = self._idle_reason(run, end)
             self.operations.end_trial(trial, TrialState.COMPLETED, error=error)
         elif code == EXIT_PREEMPTED or killed_for_delay:
+            self._note_preemption(run, trial)
             self._requeue(trial)
         elif code == EXIT_REACHED:
             self._pause_at_bound(run, trial, end)
@@ -206,6 +214,28 @@ class ExitService(Service):
             self._requeue_lost(run, trial, end)
         else:
             self._restart_or_fail(run, trial, end)
+
+    def _note_preemption(self, run: RunRow, trial: TrialRow) -> None:
+        """Notify extensions of each third time that a trial loses its slots to other work.
+
+        Pauses by a user or the searcher do not count, nor does a restart with more slots.
+        """
+        experiment = self.work.experiment_of(trial)
+        if run.grows_to is not None or exit_cause(trial, experiment.state) is not None:
+            return
+        columns = runs.c
+        query = select(func.count()).where(
+            columns.trial_id == trial.id,
+            columns.exit_code == EXIT_PREEMPTED,
+            columns.grows_to.is_(None),
+            func.coalesce(columns.reason, "").not_like(f"{PAUSED}%"),
+        )
+        number = int(self.work.connection.execute(query).scalar_one())
+        if number and number % _MANY_PREEMPTIONS == 0:
+            text = f"run {run.id} was preempted, because other work needs its slots: the trial has "
+            text += f"been preempted {number} times, and continues from its last checkpoint"
+            self.work.log_line(run, text, "WARNING")
+            self.work.emit("preempted", trial.experiment_id, trial.id, text=text)
 
     def _requeue(self, trial: TrialRow) -> None:
         """Queue a trial without slots again, or pause it if the searcher or a user paused it."""

@@ -27,6 +27,7 @@ from zeroserver.store.rows import ExperimentRow, TrialRow
 from zeroserver.store.schema import WEIGHTS_MISSING, experiments, trials
 
 __all__ = [
+    "PAUSED",
     "PAUSED_BY_EXPERIMENT",
     "HasState",
     "LifecycleService",
@@ -327,6 +328,8 @@ class CanExit(Protocol):
         """Whether the searcher has paused the trial."""
 
 
+PAUSED = "paused"
+"""First word of the reasons of runs that exited because a user or the searcher paused the trial."""
 _STOP_CAUSES = {"searcher": "stopped by the searcher", "cancel": "canceled", "kill": "killed"}
 
 
@@ -340,10 +343,10 @@ def exit_cause(trial: CanExit, experiment_state: str) -> str | None:
     if trial.stop is not None:
         return _STOP_CAUSES.get(trial.stop)
     if trial.held:
-        return "paused"
+        return PAUSED
     if experiment_state == ExperimentState.PAUSED:
-        return "paused with its experiment"
-    return "paused by the searcher" if trial.waits else None
+        return f"{PAUSED} with its experiment"
+    return f"{PAUSED} by the searcher" if trial.waits else None
 
 
 def resting_state(experiment_state: str, *, waits: int) -> TrialState:

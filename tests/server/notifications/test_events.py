@@ -8,6 +8,7 @@ from tests.server.notifications.receiver import Receiver
 from tests.waiting import until
 from zerolab.contract.messages import AlertRecord
 from zerolab.contract.notifications import EVENTS, EventName
+from zerolab.contract.spec import EXIT_PREEMPTED
 from zeroserver.extensions.notifications.overdue import OverdueScan
 from zeroserver.extensions.notifications.service import NotificationState
 
@@ -90,6 +91,21 @@ def test_third_restart_is_sent_once(team: Server) -> None:
         team.tick(3600)
     assert events(team) == ["restarts"]
     assert "restart 3 of 4" in team.sql("SELECT message FROM notifications")[0][0]
+
+
+def test_each_third_preemption_is_sent(team: Server) -> None:
+    team.submit(notify=NOTIFY)
+    for number in range(1, 7):
+        run = team.begin()
+        team.exit(run.run_id, EXIT_PREEMPTED, "preempted")
+        if number == 2:  # a pause does not count
+            run = team.begin()
+            team.act("pause")
+            team.exit(run.run_id, EXIT_PREEMPTED, "preempted")
+            team.act("activate")
+        assert events(team) == ["preempted"] * (number // 3)
+    assert "preempted 3 times" in team.sql("SELECT message FROM notifications ORDER BY id")[0][0]
+    assert "preempted 6 times" in team.sql("SELECT message FROM notifications ORDER BY id")[1][0]
 
 
 def test_log_pattern_is_sent_once(team: Server) -> None:

@@ -104,7 +104,7 @@ async def _one(services: Services, name: str) -> ModelAnswer:
     orchestrator = services.orchestrator
     models = await services.read(lambda connection: _read(connection, orchestrator, name))
     if not models:
-        raise NotFoundError(f"there is no model {name}; `zerolab model list`")
+        raise NotFoundError(f"there is no model {name}; `zerolab model list` shows them")
     return ModelAnswer(models[0])
 
 

@@ -133,7 +133,7 @@ class ModelRegistry(Service):
     def _find(self, name: str) -> int:
         number = self._number(name)
         if number is None:
-            raise NotFoundError(f"there is no model {name}; `zerolab model list`")
+            raise NotFoundError(f"there is no model {name}; `zerolab model list` shows them")
         return number
 
     def _find_version(self, name: str, version: int) -> int:

@@ -101,6 +101,7 @@ def _wording(
         "trial_failed": "failed",
         "alert": "",
         "restarts": "was restarted several times",
+        "preempted": "was preempted several times",
         "log_pattern": "has a known problem in its log",
         "nan": "reports NaN",
         "improved": "has a new best result",

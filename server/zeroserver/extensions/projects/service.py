@@ -29,7 +29,9 @@ class ProjectService(Service):
             ConflictError: If one has the name already.
         """
         if self._read(name) is not None:
-            raise ConflictError(f"project {name}: exists already; `zerolab project list`")
+            raise ConflictError(
+                f"project {name}: exists already; `zerolab project list` shows them"
+            )
         row = {
             "name": name,
             "description": description,
