@@ -136,6 +136,25 @@ def test_continued_trial_adds_to_removed_points(server: Server) -> None:
     assert server.sql(counts) == [(STEPS + 100,)]
 
 
+def test_other_groups_keep_all_points(sqlite_server: Server) -> None:
+    """Such as ``test``, which ``report_metrics`` of the Core API stores."""
+    server = sqlite_server
+    run_id = begin(server)
+    records: list[Any] = [
+        metrics(group, step, loss=loss(step))
+        for step in range(1, STEPS + 1)
+        for group in ("training", "test")
+    ]
+    assert server.send(run_id, 1, records).is_success
+    server.exit(run_id, 0)
+    before = curves(server)
+    server.clock.now += 4 * DAY_S
+    assert expire(server) > 0
+    now = curves(server)
+    assert now["test"] == before["test"]
+    assert now["training"]["values_removed"]
+
+
 def test_other_experiments_keep_all_points(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit()

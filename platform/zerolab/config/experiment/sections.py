@@ -152,8 +152,9 @@ class RetentionPolicyConfig(Section):
 
     metric_retention_days: Annotated[int, Field(ge=0, le=32767)] | None = None
     """Days after the end of the experiment until the server removes values of training and system
-    metrics: of each 1,024 steps it keeps the mean, minimum, maximum and last value. Validation
-    metrics, and all values near a checkpoint and the end, are kept. By default all are kept."""
+    metrics: of each 1,024 steps it keeps the mean, minimum, maximum and last value. Metrics of
+    other groups, such as validation, and all values near a checkpoint and the end, are kept. By
+    default all are kept."""
 
     @property
     def days(self) -> int | None:

@@ -35,7 +35,7 @@ _START = (
 _TRIAL = "SELECT id FROM trials WHERE experiment_id = ? AND id >= ? ORDER BY id LIMIT 1"
 _ENDS = (
     "SELECT r.key_id, max(r.last_step) FROM rollups r JOIN metric_keys k ON k.id = r.key_id "  # noqa: S608 - our own words
-    f"WHERE r.trial_id = ? AND r.shift = {SHIFTS[-1]} AND k.group_name <> 'validation' "
+    f"WHERE r.trial_id = ? AND r.shift = {SHIFTS[-1]} AND k.group_name IN ('training', 'system') "
     "GROUP BY r.key_id"
 )
 _CHECKPOINTS = (
@@ -136,5 +136,5 @@ class MetricRetentionService(Service):
 
 
 def _is_removable(key: int, bucket: int, ends: dict[int, int], saved: Set[int]) -> bool:
-    """Check whether a bucket is neither of a validation metric nor one that stays complete."""
+    """Check whether a bucket is of a training or system metric and need not stay complete."""
     return key in ends and bucket != ends[key] and bucket not in saved
