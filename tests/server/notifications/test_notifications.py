@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.server.access.test_users import add_user, ask
 from tests.server.helpers import Server, on_sqlite, serve
 from tests.server.notifications.helpers import add, fail, messages, sent
 from tests.server.notifications.receiver import Receiver, receiving
@@ -58,6 +59,28 @@ def test_channels_of_a_user_and_a_project(server: Server, receiver: Receiver) ->
     ):
         new = {"name": "x", "url": receiver.url, **body}
         assert server.http.post("/api/v1/notification-channels", json=new).status_code == status
+
+
+def test_channels_of_restricted_projects_are_hidden(server: Server, receiver: Receiver) -> None:
+    """A user who is no member can neither find nor name the channel."""
+    token = add_user(server, "bob", "member")
+    server.post("/projects", {"name": "secret"})
+    add(server, receiver, "hush", project="secret")
+    server.submit(notify={"channels": ["hush"], "events": ["canceled"]})  # in project default
+    server.act("cancel")
+    assert [row["channel"] for row in sent(server, 1)] == ["hush"]
+    assert "hush" in ask(server, token, "GET", "/notifications").text
+    server.request("PATCH", "/projects/secret", json={"restricted": True})
+    for channel in ("hush", "missing"):
+        response = ask(server, token, "GET", "/notifications", params={"channel": channel})
+        assert response.status_code == 404
+        assert f"there is no channel {channel};" in response.text
+    for path in ("/notifications", "/notification-channels"):
+        assert "hush" not in ask(server, token, "GET", path).text
+    assert [row["channel"] for row in messages(server)] == ["hush"]
+    server.http.headers["Authorization"] = f"Bearer {token}"
+    response = server.try_submit(notify={"channels": ["hush"]})
+    assert "notify.channels[0]: must be a channel of the server" in response.text
 
 
 def test_failure_sends_signed_message(server: Server, receiver: Receiver) -> None:

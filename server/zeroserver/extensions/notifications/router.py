@@ -201,6 +201,7 @@ async def list_notifications(
         query = select(notifications, notification_channels.c.name.label("channel")).join(
             notification_channels, notification_channels.c.id == notifications.c.channel_id
         )
+        query = query.where(notification_channels.c.project_id.not_in(HIDDEN.get()))
         if channel is not None:
             find_channel(connection, channel)
             query = query.where(notification_channels.c.name == channel)

@@ -14,6 +14,7 @@ from zeroserver.extensions.notifications.messages import message_about
 from zeroserver.orchestrator.service import DomainEvent, DomainTransaction, Service
 from zeroserver.store.rows import ChannelRow, NotificationRow, read_row, read_rows
 from zeroserver.store.schema import notification_channels, notifications
+from zeroserver.visibility import HIDDEN
 
 if TYPE_CHECKING:  # imported with the first experiment
     from zerolab.config.experiment.sections import NotifyConfig
@@ -176,7 +177,8 @@ class NotificationService(Service):
 
     def _check_channels(self, experiment_id: int) -> None:
         names = self.work.config(experiment_id).notify.channels
-        known = {channel.name for channel in self.channels()} if names else set()
+        hidden = self.work.hidden
+        known = {item.name for item in self.channels() if item.project_id not in hidden}
         problems = [
             f"notify.channels[{index}]: must be a channel of the server, got {name!r}; "
             "`zerolab notify list` shows them, `zerolab notify add` adds one"
@@ -296,11 +298,11 @@ def find_channel(connection: Connection, name: str) -> ChannelRow:
     """Return the channel with a name.
 
     Raises:
-        NotFoundError: If there is none.
+        NotFoundError: If there is none, or its project is hidden from the caller of the request.
     """
     query = select(notification_channels).where(notification_channels.c.name == name)
     channel = read_row(connection, ChannelRow, query)
-    if channel is None:
+    if channel is None or channel.project_id in HIDDEN.get():
         raise NotFoundError(f"there is no channel {name}; `zerolab notify list` shows them")
     return channel
 
