@@ -56,6 +56,8 @@ def test_channels_of_a_user_and_a_project(server: Server, receiver: Receiver) ->
         ({"user": "vic"}, 404),
         ({"project": "text"}, 404),
         ({"user": "ann", "all_experiments": True}, 422),
+        ({"user": ""}, 422),
+        ({"project": ""}, 422),
     ):
         new = {"name": "x", "url": receiver.url, **body}
         assert server.http.post("/api/v1/notification-channels", json=new).status_code == status

@@ -128,9 +128,9 @@ class NewChannel(BaseModel):
     """Events of which it gets messages."""
     all_experiments: bool = False
     """Send messages about all experiments, not only about those that name the channel."""
-    user: Annotated[str | None, Field(max_length=64)] = None
+    user: Annotated[str | None, Field(min_length=1, max_length=64)] = None
     """Send messages about all experiments of this user; with ``project``, about those in it."""
-    project: Annotated[str | None, Field(max_length=64)] = None
+    project: Annotated[str | None, Field(min_length=1, max_length=64)] = None
     """Send messages about all experiments of this project."""
 
 
