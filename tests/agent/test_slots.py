@@ -5,9 +5,11 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.trial.loop.test_metrics import Gpus
+from tests.waiting import until
 from zerolab.agent.run import run_environment
 from zerolab.contract.messages import SlotInfo
 from zerolab.errors import ConfigError
@@ -68,6 +70,27 @@ def test_load_of_slots_counts_process_trees(
         (0, None, 50),
         (1, None, 51),
     ]
+
+
+def test_load_is_right_when_clock_is_set_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The share of a core is not divided by the difference of the times of day."""
+    slots = [SlotInfo(0, "cpu")]
+    meter = LoadMeter(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
+    ) as rank:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        meter.measure(slots, {rank.pid: [0]})
+        used_s = psutil.Process(rank.pid).cpu_times().user
+        until("uses the CPU", psutil.Process(rank.pid).cpu_times, lambda t: t.user > used_s + 0.3)
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now - 3600)
+        (load,) = meter.measure(slots, {rank.pid: [0]}).slots
+        rank.kill()
+    assert 0 < (load.cpu_percent or 0) < 1000
 
 
 def test_run_sees_its_gpus_only() -> None:

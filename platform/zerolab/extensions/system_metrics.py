@@ -98,6 +98,9 @@ class LoadMeter:
         self._directory = directory
         self._gpus = _open_gpus()
         self._at = time.time()
+        """Time of the last measurement, to compare with start times of processes."""
+        self._steady = time.monotonic()
+        """The same time on a clock that is never set."""
         self._cpu_s: dict[psutil.Process, float] = {}
         psutil.cpu_percent()  # the first call only sets the reference
 
@@ -125,8 +128,8 @@ class LoadMeter:
 
     def _uses(self, ranks: Mapping[int, Sequence[int]]) -> dict[int, tuple[float, int]]:
         """Return CPU percent and resident memory of each slot in which processes run."""
-        now, before = time.time(), self._cpu_s
-        seconds = max(now - self._at, 1e-3)
+        now, steady, before = time.time(), time.monotonic(), self._cpu_s
+        seconds = max(steady - self._steady, 1e-3)
         self._cpu_s = {}
         uses: dict[int, tuple[float, int]] = {}
         for pid, tree in _process_trees(ranks).items():
@@ -142,7 +145,7 @@ class LoadMeter:
                 percent, memory = uses.get(slot, (0.0, 0))
                 share = len(ranks[pid])
                 uses[slot] = percent + 100 * used_s / seconds / share, memory + resident // share
-        self._at = now
+        self._at, self._steady = now, steady
         return uses
 
     def _slot_load(self, slot: SlotInfo, use: tuple[float, int] | None) -> SlotLoad:
