@@ -275,7 +275,8 @@ async def _tick_forever(services: Services, supervisors: Sequence[Supervisor]) -
                 expire_at = time.monotonic() + services.settings.timings.expiry_s
                 while await services.write(lambda work: work.logs.expire()):
                     pass
-                services.orchestrator.metrics.thinned = ()
+                if services.orchestrator.metrics.thinned is None:  # else it is in progress
+                    services.orchestrator.metrics.thinned = ()
             if services.orchestrator.metrics.thinned is not None:  # a part at each tick
                 await services.write(lambda work: work.metric_retention.expire())
         except StoreError as error:

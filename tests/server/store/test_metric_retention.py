@@ -1,11 +1,14 @@
 """Retention of metrics: old points are removed, curves and summaries stay; on both databases."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from tests.server.helpers import Server, checkpoint, metrics, validation
+from tests.server.helpers import PLAYED, Server, checkpoint, metrics, serve, validation
+from tests.waiting import until
 from zeroserver.orchestrator.ingest import metric_retention
 from zeroserver.store.points import SHIFTS
 
@@ -134,6 +137,20 @@ def test_continued_trial_adds_to_removed_points(server: Server) -> None:
         f"WHERE r.shift = {SHIFTS[1]} AND k.group_name = 'training'"
     )
     assert server.sql(counts) == [(STEPS + 100,)]
+
+
+def test_removal_may_take_longer_than_its_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next search for old experiments does not begin the current one again."""
+    monkeypatch.setattr(metric_retention, "_POINTS", 1500)
+    with serve(tmp_path, timings=replace(PLAYED, tick_s=0.01, expiry_s=0.0)) as server:
+        run_id = begin(server)
+        train(server, run_id, 1, STEPS)
+        server.exit(run_id, 0)
+        server.clock.now += 4 * DAY_S
+        done = "SELECT metrics_expired_at > ended_at FROM experiments"
+        until("all is removed", lambda: server.sql(done), lambda rows: rows == [(1,)])
 
 
 def test_other_groups_keep_all_points(sqlite_server: Server) -> None:
