@@ -595,6 +595,21 @@ def test_parallel_passwords_count_one_by_one(monkeypatch: pytest.MonkeyPatch) ->
     assert results == ["False", *["too many wrong passwords"] * 3]
 
 
+def test_unchecked_passwords_do_not_count() -> None:
+    """Others keep the server busy: the right password works as soon as they are done."""
+    check = PasswordCheck()
+    stored = check.hash("right")
+
+    def attempt(_: int) -> str:
+        with pytest.raises(BusyError) as error:
+            check.verify("ann", stored, "right")
+        return str(error.value)
+
+    with check._slot(), check._slot(), ThreadPoolExecutor(6) as threads:
+        assert set(threads.map(attempt, range(6))) == {"too many sign-ins at once; try again"}
+    assert check.verify("ann", stored, "right")
+
+
 def test_token_of_another_run_is_refused_without_a_role(sqlite_server: Server) -> None:
     token = sqlite_server.services.keys.run_token(1)
     refused = ask(sqlite_server, token, "GET", "/runs/2/directive")

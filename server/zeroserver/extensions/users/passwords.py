@@ -65,8 +65,8 @@ class PasswordCheck:
         """
         from argon2.exceptions import InvalidHashError, VerificationError
 
-        self._count_attempt(name)
-        with self._slot():
+        with self._slot():  # first: attempts that are not checked do not count
+            self._count_attempt(name)
             try:
                 valid = self._hasher.verify(stored or self._dummy, password) and stored is not None
             except (VerificationError, InvalidHashError):
