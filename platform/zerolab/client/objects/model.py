@@ -180,7 +180,7 @@ class Model(ServerObject):
         return self._update(self._client.register_version(self.name, uuid, notes))
 
     def set_alias(self, alias: str, version: int) -> Self:
-        """Assign an alias to a version; it moves there from its previous one.
+        """Assign an alias to a version; it leaves its previous version.
 
         Args:
             alias: The alias, such as ``production``: letters, digits, ``.``, ``_`` or ``-``, and

@@ -94,7 +94,7 @@ class ModelRegistry(Service):
             )
 
     def set_alias(self, name: str, alias: str, version: int) -> None:
-        """Assign an alias to a version; it moves there from its previous one.
+        """Assign an alias to a version; it leaves its previous version.
 
         Raises:
             NotFoundError: If there is no such model, or version.
