@@ -77,6 +77,33 @@ def check(engine: Engine, expected: dict[str, Tensor], what: str, bound: float =
         assert gap <= bound, (what, name, gap)
 
 
+def restore_own_state(stage: int) -> None:
+    """At stage 3, ``state_dict`` returns sharded tensors."""
+    engine = make_engine(stage)
+    train(engine, range(1))
+    state = {name: value.detach().clone() for name, value in engine.module.state_dict().items()}
+    expected = {name: copy_of(engine, name) for name, _ in engine.module.named_parameters()}
+    for options in ({}, {"assign": True}):
+        train(engine, range(1, 2))
+        engine(inputs(0)[:1])  # keeps the root gathered
+        engine.module.load_state_dict(state, **options)
+        check(engine, expected, str(options), 0.0)
+    train(engine, range(1, 2))
+    engine.close()
+
+
+def copy_of(engine: Engine, name: str) -> Tensor:
+    full = engine.full(name)
+    assert full is not None
+    return full.float().clone()
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_own_state_is_restored(stage: int, ranks: int) -> None:
+    run_on_ranks(restore_own_state, ranks, stage)
+
+
 def load_everywhere(stage: int, directory: str) -> None:
     state = values()
     for kind in ("AdamW", "Lamb"):

@@ -23,7 +23,8 @@ def accept_full_tensors(
 ) -> None:
     """Make ``load_state_dict`` of the model and its submodules write to the engine's memory.
 
-    It needs no communication: a rank with the full tensors takes its shards from them.
+    It needs no communication: a rank with the full tensors takes its shards from them, and torch
+    copies the sharded tensors of the module's own ``state_dict``.
     ``assign=True`` copies, too, because the engine trains the parameters that it knows.
 
     Args:
@@ -79,7 +80,7 @@ class _Writer:
         metadata: dict[str, Any],
         *arguments: Any,
     ) -> None:
-        """Write the full tensors of the state; torch then copies the others."""
+        """Write the full tensors of the state; torch then copies the sharded and other ones."""
         del arguments
         if self._shards is None:
             return
@@ -95,5 +96,7 @@ class _Writer:
         for name in self._shards:
             current = getattr(module, name)
             full = state.get(prefix + name)
-            if is_sharded(current) and isinstance(full, Tensor) and full.shape == current.shape:
+            if not isinstance(full, Tensor) or is_sharded(full):
+                continue
+            if is_sharded(current) and full.shape == current.shape:
                 state[prefix + name] = current.detach()  # torch copies it to itself
