@@ -196,7 +196,8 @@ class ExitService(Service):
             error = self._idle_reason(run, end)
             self.operations.end_trial(trial, TrialState.COMPLETED, error=error)
         elif code == EXIT_PREEMPTED or killed_for_delay:
-            self._note_preemption(run, trial)
+            if code == EXIT_PREEMPTED:  # only these are counted
+                self._note_preemption(run, trial)
             self._requeue(trial)
         elif code == EXIT_REACHED:
             self._pause_at_bound(run, trial, end)

@@ -108,6 +108,18 @@ def test_each_third_preemption_is_sent(team: Server) -> None:
     assert "preempted 6 times" in team.sql("SELECT message FROM notifications ORDER BY id")[1][0]
 
 
+def test_third_preemption_is_not_sent_again(team: Server) -> None:
+    """A run that is killed because it does not leave in time does not count."""
+    team.submit(notify=NOTIFY)
+    for _ in range(3):
+        team.exit(team.begin().run_id, EXIT_PREEMPTED, "preempted")
+    run = team.begin()
+    team.execute("UPDATE runs SET directive = 'preempt', killed = 1 WHERE id = :id", id=run.run_id)
+    team.exit(run.run_id, -9)
+    assert team.trial()["state"] == "QUEUED"
+    assert events(team) == ["preempted"]
+
+
 def test_log_pattern_is_sent_once(team: Server) -> None:
     policies = [{"name": "slow disk", "pattern": "disk .* slow"}]
     team.submit(notify=NOTIFY, log_policies=policies)
