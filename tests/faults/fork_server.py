@@ -148,10 +148,11 @@ def _fork(request: dict[str, Any]) -> int:
         module, _, name = request["start"].partition(":")
         code = getattr(importlib.import_module(module), name)(*request["arguments"]) or 0
     except SystemExit as end:  # invalid options
-        code = end.code if isinstance(end.code, int) else 1
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 - the end of a process
         traceback.print_exc()
     finally:
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 

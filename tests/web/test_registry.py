@@ -46,9 +46,12 @@ def test_register_find_and_unregister_checkpoint(stage: Stage, spectator: Watche
     dialog.get_by_role("button", name="save").click()
     expect(version.locator(".badge")).to_have_text(["candidate", "production"])
     version.get_by_role("button", name="aliases").click()
-    dialog.get_by_label("aliases").fill("production 7")
+    dialog.get_by_label("aliases").fill("production canary 7 a/b")
     dialog.get_by_role("button", name="save").click()
     expect(dialog.get_by_role("alert")).to_contain_text("must have a character that is no digit")
+    expect(dialog.get_by_role("alert")).to_contain_text("got '7', 'a/b'")
+    (model,) = stage.played.get("/models")["models"]
+    assert model["versions"][0]["aliases"] == ["candidate", "production"]
     dialog.get_by_label("aliases").fill("production")
     dialog.get_by_role("button", name="save").click()
     expect(version.locator(".badge")).to_have_text(["production"])
@@ -62,3 +65,17 @@ def test_register_find_and_unregister_checkpoint(stage: Stage, spectator: Watche
     expect(page.get_by_text("No models yet")).to_be_visible()
     assert stage.played.get("/models")["models"] == []
     spectator.faults.clear()  # the browser logs the 422
+
+
+def test_filters_of_one_checkpoint_can_be_reset(stage: Stage, spectator: Watched) -> None:
+    """Others were deleted after the filters were set."""
+    (trial,) = stage.trials(stage.long)
+    uuid = stage.played.trial(trial)["latest_checkpoint"]
+    page = spectator.show(f"#/trials/{trial}/checkpoints?saved_state=ACTIVE&best=1&bound=%3C0.1")
+    row = page.get_by_role("row").filter(has_text=uuid)
+    expect(page.get_by_text("No matches.")).to_be_visible()
+    page.get_by_label("limit of loss").fill("")
+    page.get_by_label("Only best").click()  # it disappears
+    page.get_by_label("state", exact=True).select_option("")
+    expect(row).to_be_visible()
+    expect(page.get_by_label("limit of loss")).to_have_count(0)

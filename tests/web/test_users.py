@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.server.access.test_users import add_user
 from tests.server.helpers import validation
 from tests.server.processes import played
+from tests.waiting import until
 from tests.web.conftest import Watched
 
 pytestmark = [pytest.mark.browser, pytest.mark.processes]
@@ -181,10 +182,23 @@ def check_groups_and_views(page: Page) -> None:
 def check_comments(page: Page) -> None:
     """Write, change and delete comments."""
     page.get_by_role("link", name="first").click()
+    # A metric or a fact that appears above moves the button away from a pressed mouse.
+    expect(page.get_by_role("region", name="metrics that were reported once")).to_be_visible()
+    expect(page.locator(".facts")).to_contain_text("has no checkpoint")
     section = page.get_by_label("comments")
-    section.get_by_label("new comment").fill("<b>plain</b>\ntext")
-    section.get_by_role("button", name="comment", exact=True).click()
+    field = section.get_by_label("new comment")
+    field.fill("<b>plain</b>\ntext")
+    held: list[Route] = []
+    page.route("**/comments", lambda route: held.append(route))  # noqa: PLW0108 - no builtin
+    button = section.get_by_role("button", name="comment", exact=True)
+    button.click()
+    expect(button).to_be_disabled()  # a second click would add a second comment
+    expect(field).not_to_be_editable()  # the text is cleared after the response
+    until("the comment is sent", lambda: page.title() and held)
+    held.pop().continue_()
+    page.unroute("**/comments")
     expect(section.get_by_text("<b>plain</b>")).to_be_visible()
+    expect(field).to_have_value("")
     section.get_by_role("button", name="edit").click()
     section.get_by_label("comment 1", exact=True).get_by_role("textbox").fill("changed")
     section.get_by_role("button", name="save").click()

@@ -88,19 +88,19 @@ export function Checkpoints({ path, experiment, tick, chosen, registry }: Checkp
             {number(mine.length - kept.length)})
           </label>
         )}
-        {states.length > 1 && <Select name="state" value={state} options={[["", "All states"], ...states.map((one): [string, string] => [one, one.toLowerCase()])]} choose={setState} />}
-        {kept.length > 1 && (
+        {(states.length > 1 || state !== "") && <Select name="state" value={state} options={[["", "All states"], ...states.map((one): [string, string] => [one, one.toLowerCase()])]} choose={setState} />}
+        {(kept.length > 1 || best !== "") && (
           <label title="The best checkpoint of each trial">
             <input type="checkbox" checked={best !== ""} onChange={(e) => setBest(e.currentTarget.checked ? "1" : "")} /> Only best
           </label>
         )}
-        {kept.length > 1 && by !== "" && (
+        {((kept.length > 1 && by !== "") || bound !== "") && (
           <span class="bulk">
             {names.length > 1 ? <Select name="metric" value={by} options={names.map((name): [string, string] => [name, name])} choose={setMetric} /> : by}
             <input aria-label={`limit of ${by}`} title="Such as < 0.5 or >= 0.9" placeholder="< 0.5" size={7} value={bound} onInput={(e) => setBound(e.currentTarget.value)} />
           </span>
         )}
-        {rows.length > MOST_ROWS && <span class="muted">Showing the newest {MOST_ROWS}</span>}
+        {rows.length > MOST_ROWS && <span class="muted">Showing the first {MOST_ROWS}</span>}
       </div>
       {rows.length === 0 ? (
         <p class="muted">{mine.length === 0 ? "No checkpoints yet." : kept.length === 0 && !deleted ? "All checkpoints were deleted." : "No matches."}</p>

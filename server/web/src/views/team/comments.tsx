@@ -65,19 +65,26 @@ interface TextProps {
 function Text({ label, usual, deed, act }: TextProps) {
   const [text, setText] = useState(usual);
   const [problem, setProblem] = useState("");
+  const [busy, setBusy] = useState(false);
   const submit = (event: Event) => {
     event.preventDefault();
-    act(text).then(
-      () => (setText(""), setProblem("")),
-      (failed: Error) => setProblem(failed.message),
-    );
+    setBusy(true);
+    setProblem("");
+    act(text)
+      .then(
+        () => setText(""),
+        (failed: Error) => setProblem(failed.message),
+      )
+      .finally(() => setBusy(false));
   };
   return (
     <form onSubmit={submit}>
-      <textarea required maxLength={10_000} rows={3} aria-label={label} value={text} onInput={(e) => setText(e.currentTarget.value)} />
+      <textarea required readOnly={busy} maxLength={10_000} rows={3} aria-label={label} value={text} onInput={(e) => setText(e.currentTarget.value)} />
       {problem && <Failure text={problem} />}
       <p>
-        <button type="submit">{deed}</button>
+        <button type="submit" disabled={busy}>
+          {deed}
+        </button>
       </p>
     </form>
   );
