@@ -24,11 +24,14 @@ from zerotrial.extensions.offload.mapped_files import (
     warn_of_memory,
 )
 
-WIDTH, BLOCKS, STEPS = 512, 64, 1
-"""Blocks of 1 MiB: 64 MiB of weights, and as much again of gradients and of each moment."""
+WIDTH, BLOCKS, STEPS = 512, 80, 1
+"""Blocks of 1 MiB: 80 MiB of weights, and as much again of gradients and of each moment."""
 
-LIMIT = 56 << 20
-"""Bytes that a process may allocate, beyond what it has before the model is built."""
+LIMIT = 72 << 20
+"""Bytes that a process may allocate, beyond what it has before the model is built.
+
+A quarter of it is for the buffers of checkpoints and the stacks of the threads that write them.
+"""
 
 
 def in_files(path: Path | str) -> dict[str, Any]:
