@@ -164,6 +164,7 @@ def farm(tmp_path: Path) -> Iterator[Classes]:
         farm.close()
 
 
+@pytest.mark.soak  # test_several_nodes.py loses an agent, launcher_ssh/test_launch.py is elastic
 def test_elastic_class_over_two_agents(
     farm: Classes,
 ) -> None:

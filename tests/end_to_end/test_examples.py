@@ -61,7 +61,7 @@ LAUNCHED = {
     [
         pytest.param("hf_trainer", "model.safetensors", "eval_loss", marks=pytest.mark.soak),
         ("accelerate", "model/model.safetensors", "held out: loss"),
-        ("lora", "adapter_model.safetensors", "eval_loss"),
+        pytest.param("lora", "adapter_model.safetensors", "eval_loss", marks=pytest.mark.soak),
     ],
 )
 def test_hugging_face_examples_run_as_documented(

@@ -59,10 +59,10 @@ with zerolab.core.init() as context:
 """
 
 TPE = {
-    "name": "tpe_asha", "max_length": {"batches": 27}, "max_trials": 14,
+    "name": "tpe_asha", "max_length": {"batches": 27}, "max_trials": 10,
     "max_concurrent_trials": 2,
 }  # fmt: skip
-TPE_DISTURBED = {3: "server", 6: "trial", 9: "agent", 12: "trial", 15: "server"}
+TPE_DISTURBED = {2: "server", 4: "trial", 6: "agent", 8: "trial", 10: "server"}
 """Number of finished runs -> process to kill then."""
 
 PROMOTING = {

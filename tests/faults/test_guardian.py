@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.processes
 @pytest.mark.parametrize("test", ["endless_ranks", "endless_daemon_and_child"])
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)]
+)
 def test_killed_pytest_leaves_no_processes(
     test: str, signum: signal.Signals, tmp_path: Path
 ) -> None:

@@ -48,12 +48,35 @@ def postgresql() -> Iterator[Any]:
         server.cleanup()
 
 
+@pytest.fixture(scope="session")
+def migrated_template(postgresql: Any) -> str:
+    """Name of a database with all tables and no rows of a test."""
+    url = new_database(postgresql)
+    with tempfile.TemporaryDirectory() as folder, serve(Path(folder), url):
+        pass
+    with psycopg.connect(_admin_url(postgresql), autocommit=True) as connection:
+        connection.execute("CREATE DATABASE migrated TEMPLATE postgres STRATEGY FILE_COPY")
+    return "migrated"
+
+
+@pytest.fixture
+def migrated_database(postgresql: Any, migrated_template: str) -> str:
+    """URL of a database with all tables: a copy takes a third of the time of creating them."""
+    with psycopg.connect(_admin_url(postgresql), autocommit=True) as connection:
+        connection.execute("DROP DATABASE IF EXISTS postgres WITH (FORCE)")
+        connection.execute(
+            f"CREATE DATABASE postgres TEMPLATE {migrated_template} STRATEGY FILE_COPY"
+        )
+    url: str = postgresql.get_uri()
+    return url
+
+
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.processes)])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     """A server on each of the two databases."""
     url = ""
     if request.param == "postgresql":
-        url = new_database(request.getfixturevalue("postgresql"))
+        url = request.getfixturevalue("migrated_database")
     with serve(tmp_path, url) as running:
         yield running
 
@@ -63,6 +86,12 @@ def sqlite_server(tmp_path: Path) -> Iterator[Server]:
     """A server on SQLite, for tests that do not depend on the database."""
     with serve(tmp_path) as running:
         yield running
+
+
+def _admin_url(postgresql: Any) -> str:
+    """URL of a database that no test uses."""
+    url: str = postgresql.get_uri()
+    return url.replace("/postgres?", "/template1?")
 
 
 def new_database(postgresql: Any) -> str:

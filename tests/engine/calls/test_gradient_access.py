@@ -141,7 +141,7 @@ def every_edit() -> dict[Any, Any]:
     return results
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak), 4])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.soak)])
 def test_edited_gradients_count_as_in_plain_torch(ranks: int) -> None:
     rank_results = run_on_ranks(every_edit, ranks) if ranks > 1 else [every_edit()]
     for (stage, edit, accumulation), (gradients, weights) in (
@@ -306,7 +306,10 @@ def all_discards(precision: str) -> dict[Any, Any]:
     return results
 
 
-@pytest.mark.parametrize(("ranks", "precision"), [(1, "fp32"), (2, "fp32"), (2, "fp16")])
+@pytest.mark.parametrize(
+    ("ranks", "precision"),
+    [(1, "fp32"), pytest.param(2, "fp32", marks=pytest.mark.soak), (2, "fp16")],
+)
 def test_discarded_gradients_do_not_count(ranks: int, precision: str) -> None:
     rank_results = (
         run_on_ranks(all_discards, ranks, precision) if ranks > 1 else [all_discards(precision)]

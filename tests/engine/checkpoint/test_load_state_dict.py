@@ -177,7 +177,9 @@ def every_case(directory: str, stages: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "stages"), [(1, (0, 1, 2, 3)), (2, (0, 1, 2, 3)), (4, (2, 3))], ids=str
+    ("ranks", "stages"),
+    [(1, (0, 1, 2, 3)), (2, (0, 1, 2, 3)), pytest.param(4, (2, 3), marks=pytest.mark.soak)],
+    ids=str,
 )
 def test_load_state_dict_takes_full_tensors(
     ranks: int, stages: tuple[int, ...], tmp_path: Path

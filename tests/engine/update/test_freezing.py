@@ -137,7 +137,10 @@ def every_case(directory: str, names: Sequence[str]) -> dict[Any, Any]:
     return results
 
 
-@pytest.mark.parametrize(("ranks", "names"), [(1, [*CASES]), (2, [*CASES]), (4, ["AdamW"])])
+@pytest.mark.parametrize(
+    ("ranks", "names"),
+    [(1, [*CASES]), (2, [*CASES]), pytest.param(4, ["AdamW"], marks=pytest.mark.soak)],
+)
 def test_frozen_parameters_stay_as_in_plain_torch(
     ranks: int, names: list[str], tmp_path: Path
 ) -> None:

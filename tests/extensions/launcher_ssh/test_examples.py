@@ -19,6 +19,7 @@ def test_examples_accept_local_rank(script: Path) -> None:
     assert '"--local_rank"' in script.read_text()
 
 
+@pytest.mark.soak
 def test_pipeline_example_runs_under_launch(tmp_path: Path) -> None:
     folder = EXAMPLES / "pipeline_cifar"
     arguments = ["launch", "--cpu", "--num_gpus", "2", "--log-dir", str(tmp_path), "train.py"]

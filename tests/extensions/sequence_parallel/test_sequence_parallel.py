@@ -152,7 +152,9 @@ def _train_plainly(kind: str, replicas: int) -> tuple[list[float], float, dict[s
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("ranks", "stages"), [(2, range(4)), (4, (3,))])
+@pytest.mark.parametrize(
+    ("ranks", "stages"), [(2, range(4)), pytest.param(4, (3,), marks=pytest.mark.soak)]
+)
 def test_divided_tokens_train_like_whole_samples(ranks: int, stages: Sequence[int]) -> None:
     pytest.importorskip("transformers")
     actual, *others = run_on_ranks(_train_engines, ranks, ranks, stages)

