@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,11 @@ def test_experiment_page_has_all_sections(site: Site, owner: Watched) -> None:
     file = saved.get_by_role("link", name="manifest.json").first
     downloaded = page.request.get(str(file.evaluate("link => link.href")))
     assert isinstance(downloaded.json(), dict)
+    with page.expect_download() as archive:
+        saved.get_by_role("link", name="all files (tar)").click()
+    assert archive.value.suggested_filename.endswith(".tar")
+    with tarfile.open(archive.value.path()) as opened:
+        assert any(name.endswith("/checkpoint.json") for name in opened.getnames())
     dialog = page.get_by_role("dialog")
     saved.get_by_role("button", name="delete").click()
     expect(dialog).to_contain_text("This cannot be undone")

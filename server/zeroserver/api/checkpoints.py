@@ -37,8 +37,9 @@ from zeroserver.store.short_uuids import full_uuid
 
 if TYPE_CHECKING:  # imports pydantic models and fsspec
     from zerolab.config.experiment.storage import CheckpointStorageConfig
+    from zerolab.storage.store import CheckpointStore
 
-__all__ = ["check_storage", "router"]
+__all__ = ["check_storage", "open_store", "router", "stored_rows"]
 
 logger = logging.getLogger(__name__)
 
@@ -190,23 +191,47 @@ async def get_checkpoint_file(
     """Download one file of a checkpoint from its storage."""
 
     def rows(connection: Connection) -> tuple[CheckpointRow, ExperimentRow]:
-        row = find_row(connection, CheckpointRow, full_uuid(connection, uuid))
-        return row, find_row(connection, ExperimentRow, row.experiment_id)
+        return stored_rows(connection, uuid)
 
     row, experiment = await services.read(rows)
     pieces = await run_in_threadpool(_read_file, services, row, experiment, name, first)
     return StreamingResponse(pieces, media_type="application/octet-stream")
 
 
-def _read_file(
-    services: Services, row: CheckpointRow, experiment: ExperimentRow, name: str, first: int
-) -> Iterator[bytes]:
+def stored_rows(connection: Connection, uuid: str) -> tuple[CheckpointRow, ExperimentRow]:
+    """Return the rows of a checkpoint and its experiment.
+
+    Args:
+        connection: Database connection.
+        uuid: Uuid of the checkpoint, or its beginning.
+
+    Raises:
+        NotFoundError: If there is no such checkpoint.
+    """
+    row = find_row(connection, CheckpointRow, full_uuid(connection, uuid))
+    return row, find_row(connection, ExperimentRow, row.experiment_id)
+
+
+def open_store(
+    services: Services, row: CheckpointRow, experiment: ExperimentRow
+) -> "CheckpointStore":
+    """Open the storage of a checkpoint.
+
+    Raises:
+        ConflictError: If the checkpoint's files are deleted.
+    """
     from zerolab.storage.store import CheckpointStore
 
     if row.state not in _STORED_STATES:
         raise ConflictError(f"checkpoint {row.uuid} is {row.state}: its files are deleted")
+    return CheckpointStore(stored_address(services.orchestrator.home, experiment), owner="server")
+
+
+def _read_file(
+    services: Services, row: CheckpointRow, experiment: ExperimentRow, name: str, first: int
+) -> Iterator[bytes]:
+    store = open_store(services, row, experiment)
     sizes: dict[str, int] = msgspec.json.decode(row.resources)
-    store = CheckpointStore(stored_address(services.orchestrator.home, experiment), owner="server")
     if name == "checkpoint.json":
         return iter([store.describe(row.uuid).to_json()[first:]])
     if name not in sizes or file_name_problem(name):

@@ -66,7 +66,8 @@ def test_link_shows_its_experiment_and_no_other(server: Server) -> None:
         "/experiments", "/events",
         "/experiments/1/logs", "/trials/1/logs", "/experiments/1/submitted",
         "/experiments/1/file?path=model_def.py", "/experiments/1/checkpoints",
-        f"/checkpoints/{uuid}/file?path=weights", "/trials/1/engine", "/trials/1/runs", "/users",
+        f"/checkpoints/{uuid}/file?path=weights", f"/checkpoints/{uuid}/archive",
+        "/trials/1/engine", "/trials/1/runs", "/users",
         "/experiments/1/comments", "/views", "/shares", "/openapi.json", "/nothing",
     ):  # fmt: skip
         refused = ask(server, link, "GET", path)

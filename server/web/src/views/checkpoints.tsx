@@ -215,6 +215,14 @@ export function Files({ checkpoint: c }: { checkpoint: Checkpoint }) {
           <span class="muted">{bytes(size)}</span>
         </li>
       ))}
+      {c.state !== "DELETED" && (
+        <li>
+          <a href={`/api/v1/checkpoints/${c.uuid}/archive`} download>
+            all files (tar)
+          </a>{" "}
+          <span class="muted">{bytes(c.size_bytes)}</span>
+        </li>
+      )}
     </ul>
   );
 }
