@@ -85,6 +85,9 @@ def test_cluster_page_shows_and_changes_queue(stage: Stage, spectator: Watched) 
     machine_load = page.locator("tr", has=uses).get_by_label("CPU", exact=True).first
     expect(machine_load).to_have_attribute("value", "40")
     expect(page.locator("tr", has=uses)).to_contain_text("40 % of 4 cores")
+    page.reload()  # the history is read once a minute
+    history = use.get_by_role("img", name="in the last hour: mean 75 %, maximum 75 %")
+    expect(history).to_be_visible()
 
     played.act("kill", using)
     played.exit(played.trials(using)[0]["run_id"], 137)

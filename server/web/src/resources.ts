@@ -567,6 +567,11 @@ export interface Limits {
   storage_gb: number | null;
 }
 
+/** Load of the slots in the last hour, since the start of the server. */
+export interface LoadHistoryAnswer {
+  history: Array<SlotHistory>;
+}
+
 /** Line of a log. */
 export interface Log {
   /** Id; increases in the order of arrival. */
@@ -1189,6 +1194,16 @@ export interface Slot {
   owner: string | null;
   /** Newest load; null if the agent did not report any within a minute. */
   load: SlotUse | null;
+}
+
+/** Load of a slot in the last hour. */
+export interface SlotHistory {
+  /** Agent of the slot. */
+  agent_id: number;
+  /** Number of the slot on its agent. */
+  slot: number;
+  /** Mean of each minute, oldest first; the last one is the current minute. Utilization of the GPU; without one, CPU time of the slot's run (100: one core). Null: not measured. */
+  percent: Array<number | null>;
 }
 
 /** Load of a slot, as its agent measured it. */

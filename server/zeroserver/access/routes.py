@@ -163,6 +163,7 @@ ACCESS: dict[str, Access] = {
     # Agents
     "GET /api/v1/agents": VIEWER,
     "POST /api/v1/agents": AGENT,
+    "GET /api/v1/agents/load-history": VIEWER,
     "GET /api/v1/agents/{agent_id}": VIEWER,
     "DELETE /api/v1/agents/{agent_id}": ADMIN,
     "POST /api/v1/agents/{agent_id}/disable": ADMIN,

@@ -7,12 +7,12 @@ appends the reversal to its ``undo``.
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from zerolab.contract.messages import AgentLoad
+from zerolab.contract.messages import SLOTS, AgentLoad
 from zerolab.scheduler import Job, RecentUsage
 from zerolab.searcher import Deferred
 from zeroserver.orchestrator.cluster.wait_reasons import Waiting
@@ -23,9 +23,11 @@ if TYPE_CHECKING:  # imported with the first experiment: saves 0.1 s at startup
     from zerolab.searcher import Operation, Searcher
 
 __all__ = [
+    "HISTORY_MINUTES",
     "AgentHeartbeats",
     "ConfigCache",
     "Deletions",
+    "LoadHistory",
     "MetricCache",
     "QueueCache",
     "SearchCache",
@@ -35,6 +37,11 @@ _PARSING_COST = 4
 """Cost of a change whose configuration must be parsed first, relative to other changes."""
 _LATE = 1.5
 """Delay of a tick, in periods, above which the server is assumed to have been suspended."""
+HISTORY_MINUTES = 60
+"""Length of the history of the load of slots."""
+SlotPercents = tuple[int, int, list[float | None]]
+"""Agent, slot, and its load in percent in each minute."""
+
 _LOAD_S = 60.0
 """Time after which the load of an agent that sent no newer one is unknown."""
 
@@ -121,6 +128,49 @@ class QueueCache(msgspec.Struct):
             self.jobs.pop(experiment_id, None)
 
 
+class LoadHistory(msgspec.Struct):
+    """Mean load of each slot in each minute of the last hour, lost at a restart of the server."""
+
+    slots: dict[int, dict[int, deque[tuple[int, float, int]]]] = msgspec.field(default_factory=dict)
+    """Agent to slot to minutes, oldest first: number of the minute, sum and count of its
+    measurements."""
+
+    def add(self, agent_id: int, load: AgentLoad, at_s: float) -> None:
+        """Add a measurement of an agent, made at a monotonic time."""
+        minute = int(at_s // 60)
+        slots = self.slots.setdefault(agent_id, {})
+        percents = dict.fromkeys(slots, 0.0)  # an agent reports no idle slots without a GPU
+        for slot in load.slots:
+            percent = slot.cpu_percent if slot.gpu_percent is None else slot.gpu_percent
+            percents[slot.id] = percent or 0.0
+        for slot_id, percent in percents.items():
+            if slot_id not in slots and len(slots) >= SLOTS:
+                continue
+            minutes = slots.setdefault(slot_id, deque(maxlen=HISTORY_MINUTES))
+            total, count = 0.0, 0
+            if minutes and minutes[-1][0] == minute:
+                _, total, count = minutes.pop()
+            minutes.append((minute, total + percent, count + 1))
+
+    def percents(self, at_s: float, agent_ids: Collection[int]) -> Iterator[SlotPercents]:
+        """Yield agent, slot and the mean load in percent of each minute until a monotonic time.
+
+        There is one value for each minute of the last hour, the current one included; None for a
+        minute without a measurement. Slots without any are left out, and the loads of agents other
+        than ``agent_ids`` are dropped.
+        """
+        first = int(at_s // 60) - HISTORY_MINUTES + 1
+        for agent_id, slots in sorted(self.slots.copy().items()):
+            if agent_id not in agent_ids:
+                self.slots.pop(agent_id, None)
+                continue
+            for slot_id, minutes in sorted(slots.copy().items()):
+                means = {at: round(total / count, 1) for at, total, count in minutes.copy()}
+                values = [means.get(first + index) for index in range(HISTORY_MINUTES)]
+                if any(value is not None for value in values):
+                    yield agent_id, slot_id, values
+
+
 class AgentHeartbeats(msgspec.Struct):
     """Last requests of agents for work, and the load that they measured.
 
@@ -137,12 +187,15 @@ class AgentHeartbeats(msgspec.Struct):
     """Monotonic time of the last tick."""
     loads: dict[int, tuple[float, AgentLoad]] = msgspec.field(default_factory=dict)
     """Agent to the monotonic time and content of its last measurement; any thread reads it."""
+    history: LoadHistory = msgspec.field(default_factory=LoadHistory)
+    """Loads of the last hour, written by the event loop; any thread reads them."""
 
     def note_request(self, agent_id: int, load: AgentLoad | None) -> None:
         """Record a request of an agent for work, with its load if that is new."""
-        self.seen[agent_id] = time.monotonic()
+        now = self.seen[agent_id] = time.monotonic()
         if load is not None:
-            self.loads[agent_id] = time.monotonic(), load
+            self.loads[agent_id] = now, load
+            self.history.add(agent_id, load, now)
 
     def load_of(self, agent_id: int) -> AgentLoad | None:
         """Return the load of an agent; None if it did not report any within a minute."""

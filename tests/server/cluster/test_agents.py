@@ -10,8 +10,9 @@ import pytest
 from tests.server.access.test_users import add_user
 from tests.server.cluster.test_queue import add_named_agent, error_text, running
 from tests.server.helpers import GONE_S, PREFIX, SILENT_S, Server, checkpoint, serve, training
-from zerolab.contract.messages import RunExit
+from zerolab.contract.messages import AgentLoad, RunExit, SlotLoad
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE
+from zeroserver.orchestrator.caches import LoadHistory
 
 
 def agent(server: Server, agent_id: int = 1) -> dict[str, Any]:
@@ -325,6 +326,41 @@ def test_slots_have_run_and_load(sqlite_server: Server) -> None:
     loads[agent_id] = loads[agent_id][0] - 61, loads[agent_id][1]
     item = agent(server, agent_id)
     assert (item["load"], item["slots"][0]["load"]) == (None, None)
+
+
+def test_load_history_has_means_of_minutes() -> None:
+    history = LoadHistory()
+
+    def measure(at_s: float, *slots: SlotLoad) -> None:
+        history.add(1, AgentLoad(0, 1, 1, 1, 1, 1, list(slots)), 60 * 1000 + at_s)
+
+    def latest(at_s: float, number: int) -> dict[int, list[float | None]]:
+        found = history.percents(60 * 1000 + at_s, [1])
+        return {slot: percents[-number:] for _, slot, percents in found}
+
+    assert latest(0, 60) == {}
+    measure(0, SlotLoad(1, gpu_percent=30, cpu_percent=99), SlotLoad(0, cpu_percent=100))
+    measure(20, SlotLoad(1, gpu_percent=50, cpu_percent=99), SlotLoad(0, cpu_percent=0))
+    measure(125, SlotLoad(1, gpu_percent=0))  # slot 0 is free: its load is not reported
+    assert latest(130, 4) == {0: [None, 50.0, None, 0.0], 1: [None, 40.0, None, 0.0]}
+    assert latest(3600, 60)[1][:3] == [None, 0.0, None]
+    for minute in range(200):
+        measure(60 * minute, SlotLoad(0, cpu_percent=minute))
+    assert latest(60 * 199, 60)[0] == list(map(float, range(140, 200)))
+    assert latest(60 * 260, 60) == {}
+    assert list(history.percents(60 * 1000, [2])) == []
+    assert latest(60 * 199, 60) == {}  # the agent was deleted
+
+
+def test_load_history_by_rest(sqlite_server: Server) -> None:
+    server = sqlite_server
+    assert server.get("/agents/load-history") == {"history": []}
+    agent_id = add_named_agent(server, "a", 3)
+    server.post(f"/agents/{agent_id}/work?wait_s=0", LOAD)
+    held, gpu, unknown = server.get("/agents/load-history")["history"]
+    assert (held["agent_id"], held["slot"], held["percent"][-1]) == (agent_id, 0, 97.5)
+    assert (gpu["slot"], gpu["percent"]) == (1, [*[None] * 59, 30.0])
+    assert unknown["slot"] == 7
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import { get, patch, post, remove } from "../api";
 import { bytes, number, seconds } from "../format";
 import { useEvents, useLoaded } from "../live";
 import { Badge, Cell, Labels, Lazy, Problem, Raw, Table, Time, Trouble } from "../parts";
-import type { Agent, AgentPage, Job, JobPage, MachineLoad, Pool, PoolPage, Slot } from "../resources";
+import type { Agent, AgentPage, Job, JobPage, LoadHistoryAnswer, MachineLoad, Pool, PoolPage, Slot } from "../resources";
 import { address, trialAddress } from "../route";
 
 /** Between two looks at what tells no event: an agent that has fallen silent. */
@@ -231,6 +231,7 @@ function Figure({ name, value, least, most, step, set }: FigureProps) {
 }
 
 function Agents({ agents, pooled, act }: { agents: Agent[]; pooled: boolean; act: Do }) {
+  const history = useHistory();
   const heads = ["agent", ...(pooled ? ["pool"] : []), "state", "load", "slots", "last seen", "actions"];
   return (
     <Table head={heads.map((name) => <th key={name}>{name}</th>)}>
@@ -250,7 +251,7 @@ function Agents({ agents, pooled, act }: { agents: Agent[]; pooled: boolean; act
                 <OneSlot key={slot.id} agent={agent} slot={slot} act={act} />
               ))}
             </span>
-            <Uses agent={agent} />
+            <Uses agent={agent} history={history} />
           </Cell>
           <Cell name="last seen" kind="figure">
             {agent.silent_s < 30 ? "now" : `${seconds(agent.silent_s)} ago`}
@@ -296,9 +297,36 @@ function Machine({ load }: { load: MachineLoad }) {
   );
 }
 
-/** Slots that are in use: by what, whose it is, and their load. */
-function Uses({ agent }: { agent: Agent }) {
-  const used = agent.slots.filter((slot) => slot.run_id !== null || slot.load !== null);
+/** Load of the slots in each minute of the last hour, by agent and slot. */
+function useHistory(): Map<string, Percents> {
+  const found = useLoaded("load history", () => get<LoadHistoryAnswer>("/agents/load-history"));
+  useEffect(() => {
+    const looking = window.setInterval(() => document.hidden || found.reload(), 60_000);
+    return () => window.clearInterval(looking);
+  }, []);
+  return new Map((found.value?.history ?? []).map((one) => [`${one.agent_id} ${one.slot}`, one.percent]));
+}
+
+type Percents = Array<number | null>;
+
+/** The load of a slot in the last hour as bars, one for each minute; empty where it was not measured. */
+function History({ name, percents, most }: { name: string; percents: Percents; most: number }) {
+  const measured = percents.filter((value) => value !== null);
+  const mean = measured.reduce((sum, value) => sum + value, 0) / measured.length;
+  const label = `${name} in the last hour: mean ${percent(mean)}, maximum ${percent(Math.max(...measured))}`;
+  const bars = percents.map((value, at) => (value === null ? "" : `M${at} 20v${-1 - (19 * Math.min(value, most)) / most}`));
+  return (
+    <svg class="history" role="img" aria-label={label} viewBox={`-.5 0 ${percents.length} 20`} preserveAspectRatio="none">
+      <title>{label}</title>
+      <path d={bars.join("")} />
+    </svg>
+  );
+}
+
+/** Slots that are in use or were in the last hour: by what, whose it is, and their load. */
+function Uses({ agent, history }: { agent: Agent; history: Map<string, Percents> }) {
+  const percents = (slot: Slot) => history.get(`${agent.id} ${slot.id}`) ?? [];
+  const used = agent.slots.filter((slot) => slot.run_id !== null || slot.load !== null || percents(slot).some((value) => value));
   if (used.length === 0) return null;
   const memory = agent.load?.memory_total_bytes ?? 1;
   const cpu = Math.max(100, (100 * (agent.load?.cores ?? 1)) / agent.slots.length);
@@ -320,6 +348,7 @@ function Uses({ agent }: { agent: Agent }) {
             )}
             {slot.owner && <small class="muted"> {slot.owner}</small>}
           </span>
+          {percents(slot).length > 0 && <History name={slot.device === "cpu" ? "CPU" : "GPU"} percents={percents(slot)} most={slot.device === "cpu" ? cpu : 100} />}
           {slot.load && (
             <span class="loads">
               <Load name="CPU" value={slot.load.cpu_percent} most={cpu} text={percent} />

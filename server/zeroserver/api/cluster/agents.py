@@ -6,9 +6,9 @@ from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from zerolab.errors import NotFoundError
-from zeroserver.api.cluster.cluster_queries import agent_list
+from zeroserver.api.cluster.cluster_queries import agent_list, load_history
 from zeroserver.api.common import IdPath
-from zeroserver.api.resources import AgentAnswer, AgentPage
+from zeroserver.api.resources import AgentAnswer, AgentPage, LoadHistoryAnswer
 from zeroserver.api.strict_route import resource_router
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, ServicesDep
@@ -25,6 +25,14 @@ async def list_agents(services: ServicesDep) -> AgentPage:
     """List the agents and the runs on their slots."""
     return await services.read(
         lambda connection: AgentPage(agents=agent_list(services.orchestrator, connection))
+    )
+
+
+@router.get("/load-history")
+async def get_load_history(services: ServicesDep) -> LoadHistoryAnswer:
+    """Read the load of all slots in the last hour."""
+    return await services.read(
+        lambda connection: LoadHistoryAnswer(load_history(services.orchestrator, connection))
     )
 
 

@@ -1,5 +1,6 @@
 """Queries of agents and pools as resources, without a query in a loop."""
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +9,7 @@ import msgspec
 from sqlalchemy import Connection, func, select
 
 from zerolab.scheduler import DEFAULT_POOL, Policy
-from zeroserver.api.resources import Agent, MachineLoad, Pool, Slot, SlotUse
+from zeroserver.api.resources import Agent, MachineLoad, Pool, Slot, SlotHistory, SlotUse
 from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS, down_slots, why_closed
 from zeroserver.orchestrator.node_service import held_slots
 from zeroserver.orchestrator.state import Orchestrator
@@ -16,7 +17,7 @@ from zeroserver.states import EXPERIMENT_ENDED
 from zeroserver.store.rows import AgentRow, read_rows
 from zeroserver.store.schema import agents, experiments, pools, quotas, runs
 
-__all__ = ["agent_list", "pool_list", "pool_policies", "quota_limits"]
+__all__ = ["agent_list", "load_history", "pool_list", "pool_policies", "quota_limits"]
 
 
 def agent_list(orchestrator: Orchestrator, connection: Connection) -> list[Agent]:
@@ -87,6 +88,13 @@ def _agent(
     silent_s = round(orchestrator.agents.silence_s(row.id), 1)
     machine = None if load is None else MachineLoad.of(load)
     return Agent.of(row, slots=slots, state=state, silent_s=silent_s, load=machine)
+
+
+def load_history(orchestrator: Orchestrator, connection: Connection) -> list[SlotHistory]:
+    """Return the load of the measured slots in the last hour, by agent and slot."""
+    known = set(connection.scalars(select(agents.c.id)))
+    found = orchestrator.agents.history.percents(time.monotonic(), known)
+    return [SlotHistory(*item) for item in found]
 
 
 def _state(orchestrator: Orchestrator, row: AgentRow, *, busy: bool) -> str:

@@ -9,9 +9,11 @@ from zeroserver.api.resources.agents import (
     Agent,
     AgentAnswer,
     AgentPage,
+    LoadHistoryAnswer,
     MachineLoad,
     Pool,
     Slot,
+    SlotHistory,
     SlotUse,
 )
 from zeroserver.api.resources.checkpoints import (
@@ -46,6 +48,7 @@ __all__ = [
     "ExperimentPage",
     "Health",
     "Info",
+    "LoadHistoryAnswer",
     "Log",
     "LogPage",
     "LoginLink",
@@ -57,6 +60,7 @@ __all__ = [
     "Run",
     "RunPage",
     "Slot",
+    "SlotHistory",
     "SlotUse",
     "Token",
     "Trial",

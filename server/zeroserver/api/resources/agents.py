@@ -4,7 +4,17 @@ from typing import Literal
 
 from zeroserver.api.rows import Resource, Time
 
-__all__ = ["Agent", "AgentAnswer", "AgentPage", "MachineLoad", "Pool", "Slot", "SlotUse"]
+__all__ = [
+    "Agent",
+    "AgentAnswer",
+    "AgentPage",
+    "LoadHistoryAnswer",
+    "MachineLoad",
+    "Pool",
+    "Slot",
+    "SlotHistory",
+    "SlotUse",
+]
 
 
 class SlotUse(Resource, frozen=True):
@@ -104,6 +114,24 @@ class AgentPage(Resource, frozen=True):
 
     agents: list[Agent]
     next_after: None = None
+
+
+class SlotHistory(Resource, frozen=True):
+    """Load of a slot in the last hour."""
+
+    agent_id: int
+    """Agent of the slot."""
+    slot: int
+    """Number of the slot on its agent."""
+    percent: list[float | None]
+    """Mean of each minute, oldest first; the last one is the current minute. Utilization of the
+    GPU; without one, CPU time of the slot's run (100: one core). Null: not measured."""
+
+
+class LoadHistoryAnswer(Resource, frozen=True):
+    """Load of the slots in the last hour, since the start of the server."""
+
+    history: list[SlotHistory]
 
 
 class Pool(Resource, frozen=True):
