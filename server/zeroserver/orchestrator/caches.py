@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from zerolab.contract.messages import SLOTS, AgentLoad
+from zerolab.contract.limits import SLOTS
+from zerolab.contract.messages import AgentLoad
 from zerolab.scheduler import Job, RecentUsage
 from zerolab.searcher import Deferred
 from zeroserver.orchestrator.cluster.wait_reasons import Waiting

@@ -92,9 +92,9 @@ def _agent(
 
 def load_history(orchestrator: Orchestrator, connection: Connection) -> list[SlotHistory]:
     """Return the load of the measured slots in the last hour, by agent and slot."""
-    known = set(connection.scalars(select(agents.c.id)))
-    found = orchestrator.agents.history.percents(time.monotonic(), known)
-    return [SlotHistory(*item) for item in found]
+    agent_ids = set(connection.scalars(select(agents.c.id)))
+    loads = orchestrator.agents.history.percents(time.monotonic(), agent_ids)
+    return [SlotHistory(*load) for load in loads]
 
 
 def _state(orchestrator: Orchestrator, row: AgentRow, *, busy: bool) -> str:
