@@ -301,6 +301,12 @@ def test_model_belongs_to_creator(server: Server) -> None:
         for token in (vic, bob, ann)
     ]
     assert statuses == [403, 403, 404]  # the model has no version
+    of_version = "/models/digits/versions/1/aliases"
+    statuses = [
+        ask(server, token, "PUT", of_version, json={"aliases": []}).status_code
+        for token in (vic, bob, ann)
+    ]
+    assert statuses == [403, 403, 404]
     assert ask(server, vic, "DELETE", alias).status_code == 403
     assert ask(server, ann, "DELETE", "/models/digits").status_code == 204
 

@@ -107,6 +107,33 @@ def test_delete_model_keeps_checkpoints(trained_trial: Server) -> None:
 
 
 @pytest.mark.needs_extension("model_registry")
+def test_aliases_of_a_version_are_replaced_together(trained_trial: Server) -> None:
+    server = trained_trial
+    register(server, checkpoint(30).uuid)
+
+    def put(version: int, *aliases: object) -> Any:
+        path = f"/api/v1/models/digits/versions/{version}/aliases"
+        return server.http.put(path, json={"aliases": aliases})
+
+    def aliases() -> list[list[str]]:
+        return [version["aliases"] for version in server.get("/models")["models"][0]["versions"]]
+
+    assert put(1, "production", "candidate", "production").is_success
+    assert aliases() == [["candidate", "production"], []]
+    invalid = error_message(put(2, "production", "7", "a/b", 1), 422)
+    for problem in ("'7'", "'a/b'", "aliases.1", "aliases.2", "aliases.3"):
+        assert problem in invalid
+    assert aliases() == [["candidate", "production"], []]  # none of them was saved
+    assert put(2, "production", "best").json()["model"]["versions"][1]["aliases"] == [
+        "best", "production",
+    ]  # fmt: skip
+    assert aliases() == [["candidate"], ["best", "production"]]
+    assert put(2).is_success
+    assert aliases() == [["candidate"], []]
+    assert "there is no version 7 of model digits" in error_message(put(7, "best"), 404)
+
+
+@pytest.mark.needs_extension("model_registry")
 def test_alias_names_one_version(trained_trial: Server) -> None:
     server = trained_trial
     register(server, checkpoint(30).uuid)

@@ -40,6 +40,7 @@ ACCESS.update(
         "DELETE /api/v1/models/{name}": own("model"),
         "POST /api/v1/models/{name}/versions": own("model"),
         "DELETE /api/v1/models/{name}/versions/{version}": own("model"),
+        "PUT /api/v1/models/{name}/versions/{version}/aliases": own("model"),
         "PUT /api/v1/models/{name}/aliases/{alias}": own("model"),
         "DELETE /api/v1/models/{name}/aliases/{alias}": own("model"),
     }
@@ -183,6 +184,29 @@ async def delete_version(services: ServicesDep, name: Name, version: IdPath) -> 
     """Delete a version; retention no longer protects its checkpoint."""
     await services.write(lambda work: ModelRegistry(work).remove_version(name, version))
     return Response(status_code=204)
+
+
+class VersionAliases(BaseModel):
+    """Aliases of a version."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    aliases: Annotated[
+        list[Annotated[str, Field(max_length=64), AfterValidator(check_alias)]],
+        Field(max_length=100),
+    ]
+    """All its aliases."""
+
+
+@router.put("/models/{name}/versions/{version}/aliases")
+async def set_version_aliases(
+    services: ServicesDep, name: Name, version: IdPath, body: VersionAliases
+) -> ModelAnswer:
+    """Replace the aliases of a version; those of other versions move to it."""
+    await services.write(
+        lambda work: ModelRegistry(work).set_version_aliases(name, version, body.aliases)
+    )
+    return await _one(services, name)
 
 
 class NewAlias(BaseModel):

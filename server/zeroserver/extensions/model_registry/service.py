@@ -1,5 +1,7 @@
 """Changes of the model registry."""
 
+from collections.abc import Iterable
+
 from sqlalchemy import delete, select
 
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
@@ -92,6 +94,19 @@ class ModelRegistry(Service):
             self.work.connection.execute(
                 delete(table).where(table.c.model_id == model_id, table.c.version == version)
             )
+
+    def set_version_aliases(self, name: str, version: int, aliases: Iterable[str]) -> None:
+        """Replace the aliases of a version; those of other versions move to it.
+
+        Raises:
+            NotFoundError: If there is no such model, or version.
+        """
+        model_id = self._find_version(name, version)
+        columns = model_aliases.c
+        of_version = (columns.model_id == model_id, columns.version == version)
+        self.work.connection.execute(delete(model_aliases).where(*of_version))
+        for alias in dict.fromkeys(aliases):
+            self.set_alias(name, alias, version)
 
     def set_alias(self, name: str, alias: str, version: int) -> None:
         """Assign an alias to a version; it leaves its previous version.
