@@ -155,3 +155,14 @@ export function useEvents(path: string | null, changed: (changes: Changes) => vo
   }, [path]);
   return connected;
 }
+
+/** Call `act` every `ms` milliseconds while the page is visible and `active`. */
+export function useEvery(ms: number, act: () => void, active = true) {
+  const callback = useRef(act);
+  callback.current = act;
+  useEffect(() => {
+    if (!active) return;
+    const timer = window.setInterval(() => document.hidden || callback.current(), ms);
+    return () => window.clearInterval(timer);
+  }, [active]);
+}

@@ -567,7 +567,7 @@ export interface Limits {
   storage_gb: number | null;
 }
 
-/** Load of the slots in the last hour, since the start of the server. */
+/** Load of the slots in the last hour, as far as the server has run. */
 export interface LoadHistoryAnswer {
   history: Array<SlotHistory>;
 }
@@ -1202,7 +1202,9 @@ export interface SlotHistory {
   agent_id: number;
   /** Number of the slot on its agent. */
   slot: number;
-  /** Mean of each minute, oldest first; the last one is the current minute. Utilization of the GPU; without one, CPU time of the slot's run (100: one core). Null: not measured. */
+  /** Whether the load is the utilization of the GPU; else CPU time of the slot's run (100 is one core). */
+  gpu: boolean;
+  /** Mean of each minute, oldest first; the last one is the current minute. Null for a minute without a measurement. */
   percent: Array<number | null>;
 }
 

@@ -7,7 +7,7 @@ appends the reversal to its ``undo``.
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # imported with the first experiment: saves 0.1 s at startup
     from zerolab.searcher import Operation, Searcher
 
 __all__ = [
-    "HISTORY_MINUTES",
     "AgentHeartbeats",
     "ConfigCache",
     "Deletions",
@@ -38,13 +37,10 @@ _PARSING_COST = 4
 """Cost of a change whose configuration must be parsed first, relative to other changes."""
 _LATE = 1.5
 """Delay of a tick, in periods, above which the server is assumed to have been suspended."""
-HISTORY_MINUTES = 60
-"""Length of the history of the load of slots."""
-SlotPercents = tuple[int, int, list[float | None]]
-"""Agent, slot, and its load in percent in each minute."""
-
 _LOAD_S = 60.0
 """Time after which the load of an agent that sent no newer one is unknown."""
+_HISTORY_MINUTES = 60
+"""Length of the history of the load of slots."""
 
 
 class ConfigCache(msgspec.Struct):
@@ -129,47 +125,80 @@ class QueueCache(msgspec.Struct):
             self.jobs.pop(experiment_id, None)
 
 
-class LoadHistory(msgspec.Struct):
-    """Mean load of each slot in each minute of the last hour, lost at a restart of the server."""
+class LoadMinutes(msgspec.Struct):
+    """Measured loads, summed by minute."""
 
-    slots: dict[int, dict[int, deque[tuple[int, float, int]]]] = msgspec.field(default_factory=dict)
-    """Agent to slot to minutes, oldest first: number of the minute, sum and count of its
-    measurements."""
+    gpu: bool = False
+    """Whether they are the utilization of a GPU, else CPU time."""
+    sums: deque[tuple[int, float, int]] = msgspec.field(
+        default_factory=lambda: deque(maxlen=_HISTORY_MINUTES)
+    )
+    """Number of the minute, sum and count of its measurements in percent; oldest first."""
+
+    def add(self, minute: int, percent: float) -> None:
+        """Add a measurement."""
+        if self.sums and self.sums[-1][0] == minute:
+            _, total, count = self.sums[-1]
+            self.sums[-1] = minute, total + percent, count + 1
+        else:
+            self.sums.append((minute, percent, 1))
+
+    def by_minute(self) -> dict[int, tuple[float, int]]:
+        """Return sum and count of the measurements of each minute."""
+        return {minute: (total, count) for minute, total, count in self.sums.copy()}
+
+
+class LoadHistory(msgspec.Struct):
+    """Load of the slots in the last hour, lost at a restart of the server.
+
+    The event loop writes it; any thread reads it.
+    """
+
+    agents: dict[int, LoadMinutes] = msgspec.field(default_factory=dict)
+    """Agent to the CPU load of its machine."""
+    slots: dict[int, dict[int, LoadMinutes]] = msgspec.field(default_factory=dict)
+    """Agent to the loads of its slots."""
 
     def add(self, agent_id: int, load: AgentLoad, at_s: float) -> None:
         """Add a measurement of an agent, made at a monotonic time."""
         minute = int(at_s // 60)
+        self.agents.setdefault(agent_id, LoadMinutes()).add(minute, load.cpu_percent)
         slots = self.slots.setdefault(agent_id, {})
-        percents = dict.fromkeys(slots, 0.0)  # an agent reports no idle slots without a GPU
         for slot in load.slots:
-            percent = slot.cpu_percent if slot.gpu_percent is None else slot.gpu_percent
-            percents[slot.id] = percent or 0.0
-        for slot_id, percent in percents.items():
-            if slot_id not in slots and len(slots) >= SLOTS:
+            gpu = slot.gpu_percent is not None
+            percent = slot.gpu_percent if gpu else slot.cpu_percent
+            if percent is None or (slot.id not in slots and len(slots) >= SLOTS):
                 continue
-            minutes = slots.setdefault(slot_id, deque(maxlen=HISTORY_MINUTES))
-            total, count = 0.0, 0
-            if minutes and minutes[-1][0] == minute:
-                _, total, count = minutes.pop()
-            minutes.append((minute, total + percent, count + 1))
+            if slot.id not in slots or slots[slot.id].gpu != gpu:
+                slots[slot.id] = LoadMinutes(gpu)
+            slots[slot.id].add(minute, percent)
+        oldest = minute - _HISTORY_MINUTES + 1
+        for slot_id in [key for key, loads in slots.items() if loads.sums[-1][0] < oldest]:
+            del slots[slot_id]
 
-    def percents(self, at_s: float, agent_ids: Collection[int]) -> Iterator[SlotPercents]:
-        """Yield agent, slot and the mean load in percent of each minute until a monotonic time.
+    def hour(self, agent_id: int, slot_id: int, at_s: float) -> tuple[bool, list[float | None]]:
+        """Return the load of a slot in the hour before a monotonic time.
 
-        There is one value for each minute of the last hour, the current one included; None for a
-        minute without a measurement. Slots without any are left out, and the loads of agents other
-        than ``agent_ids`` are dropped.
+        Returns:
+            Whether it is the utilization of the GPU, and the mean of each minute in percent, oldest
+            first; None for a minute without a measurement. No means if the slot had no load.
         """
-        first = int(at_s // 60) - HISTORY_MINUTES + 1
-        for agent_id, slots in sorted(self.slots.copy().items()):
-            if agent_id not in agent_ids:
-                self.slots.pop(agent_id, None)
-                continue
-            for slot_id, minutes in sorted(slots.copy().items()):
-                means = {at: round(total / count, 1) for at, total, count in minutes.copy()}
-                values = [means.get(first + index) for index in range(HISTORY_MINUTES)]
-                if any(value is not None for value in values):
-                    yield agent_id, slot_id, values
+        loads = self.slots.get(agent_id, {}).get(slot_id)
+        if loads is None:
+            return False, []
+        sums = loads.by_minute()
+        # An agent does not report a slot without a GPU while it is free: its load is 0 then.
+        counted = loads if loads.gpu else self.agents.get(agent_id, loads)
+        counts = {minute: count for minute, (_, count) in counted.by_minute().items()}
+        last = int(at_s // 60)
+        hour = range(last - _HISTORY_MINUTES + 1, last + 1)
+        if not any(minute in hour for minute in sums):
+            return loads.gpu, []
+        totals = {minute: total for minute, (total, _) in sums.items()}
+        return loads.gpu, [
+            round(totals.get(minute, 0.0) / counts[minute], 1) if minute in counts else None
+            for minute in hour
+        ]
 
 
 class AgentHeartbeats(msgspec.Struct):
@@ -189,7 +218,7 @@ class AgentHeartbeats(msgspec.Struct):
     loads: dict[int, tuple[float, AgentLoad]] = msgspec.field(default_factory=dict)
     """Agent to the monotonic time and content of its last measurement; any thread reads it."""
     history: LoadHistory = msgspec.field(default_factory=LoadHistory)
-    """Loads of the last hour, written by the event loop; any thread reads them."""
+    """Loads of the last hour."""
 
     def note_request(self, agent_id: int, load: AgentLoad | None) -> None:
         """Record a request of an agent for work, with its load if that is new."""
@@ -197,6 +226,15 @@ class AgentHeartbeats(msgspec.Struct):
         if load is not None:
             self.loads[agent_id] = now, load
             self.history.add(agent_id, load, now)
+
+    def forget(self, agent_id: int) -> None:
+        """Drop everything about a deleted agent, whose id may be used again."""
+        history = self.history
+        by_agent: tuple[dict[int, Any], ...] = (
+            self.seen, self.loads, history.agents, history.slots,
+        )  # fmt: skip
+        for values in by_agent:
+            values.pop(agent_id, None)
 
     def load_of(self, agent_id: int) -> AgentLoad | None:
         """Return the load of an agent; None if it did not report any within a minute."""

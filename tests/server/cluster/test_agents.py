@@ -119,8 +119,11 @@ def test_deregistered_agent_is_removed(server: Server) -> None:
     server.post("/agents/1/leave", {"done": True})
     assert agent(server)["state"] == "gone"
     assert "no agent is connected" in server.experiment()["waiting_reason"]
+    heartbeats = server.services.orchestrator.agents
+    assert 1 in heartbeats.seen
     server.request("DELETE", "/agents/1")
     assert server.get("/agents")["agents"] == []
+    assert 1 not in heartbeats.seen
     assert server.trial()["state"] == "QUEUED"
 
 
@@ -334,22 +337,25 @@ def test_load_history_has_means_of_minutes() -> None:
     def measure(at_s: float, *slots: SlotLoad) -> None:
         history.add(1, AgentLoad(0, 1, 1, 1, 1, 1, list(slots)), 60 * 1000 + at_s)
 
-    def latest(at_s: float, number: int) -> dict[int, list[float | None]]:
-        found = history.percents(60 * 1000 + at_s, [1])
-        return {slot: percents[-number:] for _, slot, percents in found}
+    def latest(slot: int, at_s: float, number: int) -> list[float | None]:
+        return history.hour(1, slot, 60 * 1000 + at_s)[1][-number:]
 
-    assert latest(0, 60) == {}
+    assert latest(0, 0, 60) == []
     measure(0, SlotLoad(1, gpu_percent=30, cpu_percent=99), SlotLoad(0, cpu_percent=100))
-    measure(20, SlotLoad(1, gpu_percent=50, cpu_percent=99), SlotLoad(0, cpu_percent=0))
-    measure(125, SlotLoad(1, gpu_percent=0))  # slot 0 is free: its load is not reported
-    assert latest(130, 4) == {0: [None, 50.0, None, 0.0], 1: [None, 40.0, None, 0.0]}
-    assert latest(3600, 60)[1][:3] == [None, 0.0, None]
-    for minute in range(200):
+    measure(20, SlotLoad(1, gpu_percent=50, cpu_percent=99))  # slot 0 is free: it is not reported
+    measure(70)  # the GPU could not be read
+    measure(185, SlotLoad(1, gpu_percent=0))
+    assert latest(0, 190, 4) == [50.0, 0.0, None, 0.0]
+    assert latest(1, 190, 4) == [40.0, None, None, 0.0]
+    assert (history.hour(1, 0, 60_000)[0], history.hour(1, 1, 60_000)[0]) == (False, True)
+    assert latest(1, 3600, 60)[:3] == [None, None, 0.0]
+    measure(200, SlotLoad(1, cpu_percent=70))  # it no longer reports its utilization
+    assert latest(1, 200, 4) == [0.0, 0.0, None, 35.0]
+    for minute in range(100, 300):
         measure(60 * minute, SlotLoad(0, cpu_percent=minute))
-    assert latest(60 * 199, 60)[0] == list(map(float, range(140, 200)))
-    assert latest(60 * 260, 60) == {}
-    assert list(history.percents(60 * 1000, [2])) == []
-    assert latest(60 * 199, 60) == {}  # the agent was deleted
+    assert latest(0, 60 * 299, 60) == list(map(float, range(240, 300)))
+    assert list(history.slots[1]) == [0]  # slot 1 was not measured for an hour
+    assert latest(0, 60 * 360, 60) == []
 
 
 def test_load_history_by_rest(sqlite_server: Server) -> None:
@@ -357,10 +363,13 @@ def test_load_history_by_rest(sqlite_server: Server) -> None:
     assert server.get("/agents/load-history") == {"history": []}
     agent_id = add_named_agent(server, "a", 3)
     server.post(f"/agents/{agent_id}/work?wait_s=0", LOAD)
-    held, gpu, unknown = server.get("/agents/load-history")["history"]
-    assert (held["agent_id"], held["slot"], held["percent"][-1]) == (agent_id, 0, 97.5)
-    assert (gpu["slot"], gpu["percent"]) == (1, [*[None] * 59, 30.0])
-    assert unknown["slot"] == 7
+    held, gpu = server.get("/agents/load-history")["history"]  # the agent has no slot 7
+    assert held == {
+        "agent_id": agent_id, "slot": 0, "gpu": False, "percent": [*[None] * 59, 97.5],
+    }  # fmt: skip
+    assert (gpu["slot"], gpu["gpu"], gpu["percent"]) == (1, True, [*[None] * 59, 30.0])
+    server.services.orchestrator.agents.forget(agent_id)
+    assert server.get("/agents/load-history") == {"history": []}
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
 /** The cluster: what waits, in its order and why, and the machines that could run it. */
 
-import { useContext, useEffect, useState } from "preact/hooks";
+import { useContext, useState } from "preact/hooks";
 
 import { Allowed, Caller } from "./users/access";
 import { get, patch, post, remove } from "../api";
 import { bytes, number, seconds } from "../format";
-import { useEvents, useLoaded } from "../live";
+import { useEvents, useEvery, useLoaded } from "../live";
 import { Badge, Cell, Labels, Lazy, Problem, Raw, Table, Time, Trouble } from "../parts";
-import type { Agent, AgentPage, Job, JobPage, LoadHistoryAnswer, MachineLoad, Pool, PoolPage, Slot } from "../resources";
+import type { Agent, AgentPage, Job, JobPage, LoadHistoryAnswer, MachineLoad, Pool, PoolPage, Slot, SlotHistory } from "../resources";
 import { address, trialAddress } from "../route";
 
 /** Between two looks at what tells no event: an agent that has fallen silent. */
@@ -36,10 +36,7 @@ export function Cluster() {
   const found = useLoaded("cluster", read);
   const [problem, setProblem] = useState("");
   useEvents("/events", found.reload, 1000);
-  useEffect(() => {
-    const looking = window.setInterval(() => document.hidden || found.reload(), LOOK_MS);
-    return () => window.clearInterval(looking);
-  }, []);
+  useEvery(LOOK_MS, found.reload);
   if (found.value === null) return found.error ? <Problem text={found.error} /> : <p class="muted">Loading…</p>;
   const act: Do = (doing) => {
     setProblem("");
@@ -298,25 +295,27 @@ function Machine({ load }: { load: MachineLoad }) {
 }
 
 /** Load of the slots in each minute of the last hour, by agent and slot. */
-function useHistory(): Map<string, Percents> {
+function useHistory(): Map<string, SlotHistory> {
   const found = useLoaded("load history", () => get<LoadHistoryAnswer>("/agents/load-history"));
-  useEffect(() => {
-    const looking = window.setInterval(() => document.hidden || found.reload(), 60_000);
-    return () => window.clearInterval(looking);
-  }, []);
-  return new Map((found.value?.history ?? []).map((one) => [`${one.agent_id} ${one.slot}`, one.percent]));
+  useEvery(60_000, found.reload);
+  return new Map((found.value?.history ?? []).map((slot) => [`${slot.agent_id} ${slot.slot}`, slot]));
 }
 
-type Percents = Array<number | null>;
+interface HistoryProps {
+  history: SlotHistory;
+  /** CPU time of a full bar, in percent of one core. */
+  cpu: number;
+}
 
-/** The load of a slot in the last hour as bars, one for each minute; empty where it was not measured. */
-function History({ name, percents, most }: { name: string; percents: Percents; most: number }) {
-  const measured = percents.filter((value) => value !== null);
-  const mean = measured.reduce((sum, value) => sum + value, 0) / measured.length;
-  const label = `${name} in the last hour: mean ${percent(mean)}, maximum ${percent(Math.max(...measured))}`;
-  const bars = percents.map((value, at) => (value === null ? "" : `M${at} 20v${-1 - (19 * Math.min(value, most)) / most}`));
+/** Bars of the minutes of the last hour; no bar for a minute without a measurement. */
+function History({ history: { gpu, percent: means }, cpu }: HistoryProps) {
+  const measured = means.filter((mean) => mean !== null);
+  const mean = measured.reduce((sum, one) => sum + one, 0) / measured.length;
+  const label = `${gpu ? "GPU" : "CPU"} in the last hour: mean ${percent(mean)}, maximum ${percent(Math.max(...measured))}`;
+  const most = gpu ? 100 : cpu;
+  const bars = means.map((one, minute) => (one === null ? "" : `M${minute} 20v${-1 - (19 * Math.min(one, most)) / most}`));
   return (
-    <svg class="history" role="img" aria-label={label} viewBox={`-.5 0 ${percents.length} 20`} preserveAspectRatio="none">
+    <svg class="history" role="img" aria-label={label} viewBox={`-.5 0 ${means.length} 20`} preserveAspectRatio="none">
       <title>{label}</title>
       <path d={bars.join("")} />
     </svg>
@@ -324,15 +323,15 @@ function History({ name, percents, most }: { name: string; percents: Percents; m
 }
 
 /** Slots that are in use or were in the last hour: by what, whose it is, and their load. */
-function Uses({ agent, history }: { agent: Agent; history: Map<string, Percents> }) {
-  const percents = (slot: Slot) => history.get(`${agent.id} ${slot.id}`) ?? [];
-  const used = agent.slots.filter((slot) => slot.run_id !== null || slot.load !== null || percents(slot).some((value) => value));
+function Uses({ agent, history }: { agent: Agent; history: Map<string, SlotHistory> }) {
+  const slots = agent.slots.map((slot) => ({ slot, hour: history.get(`${agent.id} ${slot.id}`) }));
+  const used = slots.filter(({ slot, hour }) => slot.run_id !== null || slot.load !== null || hour !== undefined);
   if (used.length === 0) return null;
   const memory = agent.load?.memory_total_bytes ?? 1;
   const cpu = Math.max(100, (100 * (agent.load?.cores ?? 1)) / agent.slots.length);
   return (
     <ul class="uses" aria-label={`slots in use on ${agent.name}`}>
-      {used.map((slot) => (
+      {used.map(({ slot, hour }) => (
         <li key={slot.id}>
           <span class="figure">{slot.id}</span>
           <span>
@@ -348,7 +347,7 @@ function Uses({ agent, history }: { agent: Agent; history: Map<string, Percents>
             )}
             {slot.owner && <small class="muted"> {slot.owner}</small>}
           </span>
-          {percents(slot).length > 0 && <History name={slot.device === "cpu" ? "CPU" : "GPU"} percents={percents(slot)} most={slot.device === "cpu" ? cpu : 100} />}
+          {hour && <History history={hour} cpu={cpu} />}
           {slot.load && (
             <span class="loads">
               <Load name="CPU" value={slot.load.cpu_percent} most={cpu} text={percent} />

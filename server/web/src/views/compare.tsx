@@ -1,12 +1,12 @@
 /** Several experiments beside each other: their curves in the same charts, and what differs. */
 
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 
 import { get } from "../api";
 import { look, PLAIN_LOOKS } from "../chart/looks";
 import { leavesOf, type Value, seenTrial } from "../columns";
 import { duration, number } from "../format";
-import { useEvents, useLoaded } from "../live";
+import { useEvents, useEvery, useLoaded } from "../live";
 import { Badge, Cell, ENDED, Lazy, Problem, Raw, Select, Table, Time, Trouble } from "../parts";
 import type { Experiment, Trial, TrialPage } from "../resources";
 import { address, compareAddress, trialAddress, useChoice } from "../route";
@@ -63,11 +63,7 @@ export function Compare({ ids }: { ids: number[] }) {
   const goesOn = found.some(({ row }) => !ENDED.includes(row.state));
   const visitor = useVisitor();
   useEvents(visitor ? null : "/events", (changes) => (changes.reload || ids.some((id) => changes.experiments.has(id))) && setTick((t) => t + 1), 1000);
-  useEffect(() => {
-    if (!goesOn) return;
-    const looking = window.setInterval(() => document.hidden || setTick((t) => t + 1), LOOK_MS);
-    return () => window.clearInterval(looking);
-  }, [goesOn]);
+  useEvery(LOOK_MS, () => setTick((t) => t + 1), goesOn);
   const { shown, all } = useMemo(() => linesOf(found), [both.value]);
   if (both.value === null && !both.error) return <p class="muted">Loading…</p>;
   const metrics = [...new Set(found.flatMap(({ row }) => row.metric ?? []))];

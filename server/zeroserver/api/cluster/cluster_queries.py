@@ -91,10 +91,19 @@ def _agent(
 
 
 def load_history(orchestrator: Orchestrator, connection: Connection) -> list[SlotHistory]:
-    """Return the load of the measured slots in the last hour, by agent and slot."""
-    agent_ids = set(connection.scalars(select(agents.c.id)))
-    loads = orchestrator.agents.history.percents(time.monotonic(), agent_ids)
-    return [SlotHistory(*load) for load in loads]
+    """Return the load of the slots in the last hour, by agent and slot.
+
+    Slots without any load are left out.
+    """
+    history, now = orchestrator.agents.history, time.monotonic()
+    query = select(agents.c.id, agents.c.slots).order_by(agents.c.id)
+    return [
+        SlotHistory(agent_id, slot["id"], gpu, means)
+        for agent_id, slots in connection.execute(query)
+        for slot in msgspec.json.decode(slots)
+        for gpu, means in [history.hour(agent_id, slot["id"], now)]
+        if means
+    ]
 
 
 def _state(orchestrator: Orchestrator, row: AgentRow, *, busy: bool) -> str:

@@ -123,13 +123,16 @@ class SlotHistory(Resource, frozen=True):
     """Agent of the slot."""
     slot: int
     """Number of the slot on its agent."""
+    gpu: bool
+    """Whether the load is the utilization of the GPU; else CPU time of the slot's run (100 is one
+    core)."""
     percent: list[float | None]
-    """Mean of each minute, oldest first; the last one is the current minute. Utilization of the
-    GPU; without one, CPU time of the slot's run (100: one core). Null: not measured."""
+    """Mean of each minute, oldest first; the last one is the current minute. Null for a minute
+    without a measurement."""
 
 
 class LoadHistoryAnswer(Resource, frozen=True):
-    """Load of the slots in the last hour, since the start of the server."""
+    """Load of the slots in the last hour, as far as the server has run."""
 
     history: list[SlotHistory]
 

@@ -207,6 +207,7 @@ class AgentService(Service):
             of_agent = update(table).where(table.c.agent_id == agent_id)
             connection.execute(of_agent.values(agent_id=None))
         connection.execute(delete(agents).where(agents.c.id == agent_id))
+        self.work.orchestrator.agents.forget(agent_id)
         self.work.changes.append(agents_changed())
 
 
