@@ -39,7 +39,7 @@ async def get_checkpoint_archive(services: ServicesDep, uuid: str) -> StreamingR
     row, experiment = await services.read(rows)
     size, pieces = await run_in_threadpool(_archive, services, row, experiment)
     name = f"checkpoint-{row.uuid[:8]}.tar"
-    # The size is announced, so that a client notices that an archive is incomplete.
+    # With the size, a client detects an incomplete archive.
     headers = {
         "Content-Disposition": f'attachment; filename="{name}"',
         "Content-Length": str(size),
@@ -52,36 +52,43 @@ def _archive(
 ) -> tuple[int, Iterator[bytes]]:
     """Return the size of an archive and its content, which is read from the storage in pieces.
 
+    The content ends with a StorageError if a file changes during the download.
+
+    Args:
+        services: Services of the server.
+        row: The checkpoint.
+        experiment: Its experiment, whose storage is read.
+
     Raises:
         ConflictError: If the files are deleted.
         NotFoundError: If a file is missing or has the wrong size.
     """
+    from zerolab.storage.backends import DESCRIPTION_FILE
+
     store = open_store(services, row, experiment)
     stored = store.describe(row.uuid)
     description = stored.to_json()
-
-    def header(name: str, size: int) -> bytes:
-        entry = tarfile.TarInfo(f"checkpoint-{row.uuid[:8]}/{name}")
-        entry.size, entry.mtime = size, int(row.created_at or 0)
-        return entry.tobuf(tarfile.PAX_FORMAT)
-
-    def parts(name: str, size: int, content: Iterator[bytes]) -> Iterator[bytes]:
-        yield header(name, size)
-        read = 0
-        for piece in content:
-            read += len(piece)
-            yield piece
-        if read != size:  # the connection is then closed before the announced size
-            raise StorageError(f"checkpoint {row.uuid}: {name} has changed during the download")
-        yield bytes(-size % tarfile.BLOCKSIZE)
-
-    sizes = dict(sorted(stored.resources.items()))
-    files = [
-        parts(name, size, store.pieces(row.uuid, name, 0, size)) for name, size in sizes.items()
+    contents = [
+        (name, size, store.pieces(row.uuid, name, 0, size))
+        for name, size in sorted(stored.resources.items())
     ]
-    files.append(parts("checkpoint.json", len(description), iter([description])))
-    sizes["checkpoint.json"] = len(description)
-    total = sum(
-        len(header(name, size)) + size + -size % tarfile.BLOCKSIZE for name, size in sizes.items()
-    )
-    return total + len(_END), chain(chain.from_iterable(files), [_END])
+    contents.append((DESCRIPTION_FILE, len(description), iter([description])))
+    total, entries = len(_END), []
+    for name, size, content in contents:
+        header = tarfile.TarInfo(f"checkpoint-{row.uuid[:8]}/{name}")
+        header.size, header.mtime = size, int(row.created_at or 0)
+        before, after = header.tobuf(tarfile.PAX_FORMAT), bytes(-size % tarfile.BLOCKSIZE)
+        total += len(before) + size + len(after)
+        changed = f"checkpoint {row.uuid}: {name} has changed during the download"
+        entries.append(chain([before], _exactly(size, content, changed), [after]))
+    return total, chain(chain.from_iterable(entries), [_END])
+
+
+def _exactly(size: int, content: Iterator[bytes], problem: str) -> Iterator[bytes]:
+    """Yield the content of a file; raise StorageError if it is shorter than ``size``."""
+    read = 0
+    for piece in content:
+        read += len(piece)
+        yield piece
+    if read != size:
+        raise StorageError(problem)
