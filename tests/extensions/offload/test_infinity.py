@@ -28,7 +28,7 @@ WIDTH, BLOCKS, STEPS = 512, 80, 1
 """Blocks of 1 MiB: 80 MiB of weights, and as much again of gradients and of each moment."""
 
 LIMIT = 72 << 20
-"""Bytes that a process may allocate, beyond what it has before the model is built.
+"""Bytes that a process may allocate after the start of the build of its model.
 
 A quarter of it is for the buffers of checkpoints and the stacks of the threads that write them.
 """
